@@ -1,0 +1,1 @@
+"""SQLite through aiosqlite: the database, its migrations, and one module a table."""

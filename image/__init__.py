@@ -1,0 +1,8 @@
+"""The box image: how it is made, where it is kept, and boxd, the daemon inside a box.
+
+recipe.py      what is in an image, in one readable table
+build.py       makes one: packages, files, initramfs, disk
+initramfs.py   the few modules and the script that find the disk
+store.py       images on disk, by digest
+boxd/          the daemon in the guest (installed there as package `boxd`)
+"""

@@ -1,0 +1,1 @@
+"""Checks of a host, each {name, status, detail, fix}."""

@@ -1,0 +1,1 @@
+"""A box's network: namespace, links, addresses, rules, names."""

@@ -6,7 +6,7 @@ Every method authorises against the caller's account: an id is a name, not a cap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,7 @@ class Caller:
     conversation: str
     client: str | None  # "claude-code/2.1", from X-Psbx-Client or clientInfo
     wait_sec: float  # X-Psbx-Tool-Wait-Sec, 25 when absent: the longest wait the caller survives without progress
+    call: str = ""  # names this call, 32 hex; the same again when it is taken up after a restart of the coordinator
 
 
 class Boxes(Protocol):
@@ -35,7 +36,8 @@ class Boxes(Protocol):
         self, *, name: str, goal: str, size: int, flavour: str | None, wait_for_capacity_sec: float, restore: str | None
     ) -> dict[str, Any]:
         """{id, name, goal, status, flavour, size, createdAt, ...}. The same (conversation, name, goal) within a minute of a start that is
-        under way or just done answers with that box (`reused: true`), unless `restore`. Errors: no_capacity, image_missing, box_not_found."""
+        under way or just done answers with that box (`reused: true`), unless `restore`.
+        Errors: no_capacity, image_missing, box_not_found."""
 
     async def list(self) -> list[dict[str, Any]]:
         """Every box of the account: {id, name, goal, status, createdAt, agent: {state, thisConversation, client}, ...}; never wakes."""
@@ -59,7 +61,7 @@ class Boxes(Protocol):
         """Wakes; {execId, exitCode, signal, timedOut, stdout, stderr, truncated, outputUrl, ...} or, in the background, {bgId, pid, log}.
         Bytes that are not UTF-8 come as stdoutBase64/stderrBase64 beside a readable text (report 10)."""
 
-    async def commands(self, box: str) -> list[dict[str, Any]]: ...
+    async def commands(self, box: str) -> Sequence[dict[str, Any]]: ...
 
     async def wait_command(
         self, box: str, exec_id: str, *, wait_sec: float, until: Literal["exited", "ready"], ready_port: int | None, ready_log: str | None

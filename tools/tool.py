@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tools.context import Context
@@ -39,20 +40,38 @@ class Result:
         return json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
 
 
-I = TypeVar("I", bound=Input)
+def at_work(path: str) -> str:
+    """The absolute form of a path in a box; a relative one starts at /work (agents write both)."""
+    if "\0" in path:
+        raise ValueError("must not contain NUL")
+    return posixpath.normpath(posixpath.join("/work", path))
+
+
+def one_line(limit: int) -> AfterValidator:
+    """Cuts a text as the client does when it compares: trimmed, newlines and tabs to spaces, `limit` code points (CONTRACT 2.1)."""
+    return AfterValidator(lambda text: text.strip().translate(_SPACES)[:limit])
+
+
+_SPACES = str.maketrans("\r\n\t", "   ")
+
+BoxId = Annotated[str, Field(min_length=1, max_length=64, description="The box's id, from sandbox_start or sandbox_list.")]
+WorkPath = Annotated[str, Field(max_length=4096), AfterValidator(at_work)]
+
+InputT = TypeVar("InputT", bound=Input)
 
 
 @dataclass(frozen=True)
-class Tool(Generic[I]):
+class Tool(Generic[InputT]):
     """`box_use` says what a call does to a box: nothing, look without waking it, or wake it and count as use."""
 
     name: str
     title: str
     description: str
-    input: type[I]
+    input: type[InputT]
     box_use: BoxUse
-    run: Callable[[Context, I], Awaitable[Result]]
+    run: Callable[[Context, InputT], Awaitable[Result]]
     read_only: bool = False
     destructive: bool = False
     idempotent: bool = False
+    resumable: bool = False  # run again with the same `Caller.call` after a restart, it picks up where it was
     examples: Sequence[dict[str, Any]] = field(default_factory=tuple)

@@ -2,6 +2,7 @@
 
     GET  /v1/health                              -> Health
     POST /v1/restore                 Restore     -> Restored   the one request that opens a started or thawed box
+    POST /v1/settle                  {"dropCaches": bool} -> {}  sync(2), and for a template drop the page cache; allowed before a restore
     POST /v1/commands?waitSec=N      CommandSpec -> Command    starts it; answers when it has ended or after N seconds (0: at once)
     GET  /v1/commands                            -> {"commands": [Command, ...]}   without output
     GET  /v1/commands/{execId}?waitSec=N         -> Command    with the last OUTPUT_TAIL bytes of each stream

@@ -25,7 +25,7 @@ import struct
 from dataclasses import dataclass, field
 
 PORT = 7070
-FIRST_TOKEN_FW_CFG = "opt/boxfleet/token"  # read once from /sys/firmware/qemu_fw_cfg/by_name/<this>/raw, by root only
+FIRST_TOKEN_FW_CFG = "opt/boxfleet/token"  # noqa: S105 - a name; read once from /sys/firmware/qemu_fw_cfg/by_name/<this>/raw, by root
 OUTPUT_TAIL = 16 * 1024  # bytes of each stream inside a Command (CONTRACT 3, sandbox_exec)
 OUTPUT_QUOTA = 64 << 20  # bytes of each stream kept in full; beyond it the head and the tail are kept (report 1)
 MAX_BODY = 1 << 20  # bytes of a JSON request

@@ -1,0 +1,192 @@
+"""Processes of the box as boxd sees them: starting them as a user, reaping them all, and what /proc tells of a session.
+
+boxd is the subreaper of everything it starts, so orphans come back to it. Only Processes ever waits, for whichever child ended
+first; so no exit code is lost and no zombie stays (report 8). Every process started here leads a session of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import pwd
+import signal
+import subprocess
+import termios
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .http1 import Refused
+
+PR_SET_CHILD_SUBREAPER = 36
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+TAG = "BOXD_EXEC_ID"  # in every command's environment: tells a command's own session from a later one with the same number
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Account:
+    name: str
+    uid: int
+    gid: int
+    home: str
+    shell: str
+
+    @classmethod
+    def named(cls, name: str) -> Account:
+        try:
+            entry = pwd.getpwnam(name)
+        except (KeyError, ValueError) as error:
+            raise Refused(400, "user_not_found", f"The box has no user {name!r}.", remedy="Use root or a user of /etc/passwd.") from error
+        return cls(entry.pw_name, entry.pw_uid, entry.pw_gid, entry.pw_dir, entry.pw_shell or "/bin/bash")
+
+
+def environment(account: Account, display: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """A child's whole environment, built from nothing: boxd's own never reaches a workload (report 57)."""
+    base = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell, "PATH": PATH}
+    return {**base, "LANG": "C.UTF-8", "TZ": "UTC", **display, **extra}
+
+
+@dataclass(frozen=True)
+class Exit:
+    code: int | None
+    signal: int | None
+    cpu_seconds: float  # of the process and the children it waited for
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    exited: asyncio.Future[Exit]
+
+
+class Processes:
+    """All children of boxd. Made once, inside the running loop and its main thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._children: dict[int, tuple[subprocess.Popen[bytes], asyncio.Future[Exit]]] = {}
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        account: Account,
+        env: Mapping[str, str],
+        cwd: str = "/",
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+        stderr: int = subprocess.DEVNULL,
+        tty: bool = False,
+    ) -> Process:
+        """Starts `argv` as the leader of a new session; with `tty`, stdin becomes its controlling terminal. Raises OSError."""
+        switch = {}
+        if account.uid != os.geteuid():  # unswitched, Python can vfork: much the cheaper way
+            switch = {"user": account.uid, "group": account.gid, "extra_groups": os.getgrouplist(account.name, account.gid)}
+        child = subprocess.Popen(  # type: ignore[call-overload]
+            argv,
+            env=dict(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_take_terminal if tty else None,  # noqa: PLW1509 - boxd has no second thread that could hold a lock
+            **switch,
+        )
+        with contextlib.suppress(OSError):  # boxd is protected from the OOM killer; what it starts is not (report 12)
+            Path(f"/proc/{child.pid}/oom_score_adj").write_text("0")
+        exited: asyncio.Future[Exit] = self._loop.create_future()
+        self._children[child.pid] = (child, exited)
+        return Process(child.pid, exited)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if known := self._children.pop(pid, None):
+                child, exited = known
+                child.returncode = code = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
+                cpu = usage.ru_utime + usage.ru_stime
+                exited.set_result(Exit(None, -code, cpu) if code < 0 else Exit(code, None, cpu))
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@dataclass(frozen=True)
+class Stat:
+    pid: int
+    group: int
+    session: int
+    cpu_seconds: float
+
+
+def stats() -> Iterator[Stat]:
+    """Every living process of the box."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 - a Path for each would cost more than the rest
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            if fields[0] != b"Z":
+                yield Stat(int(pid), int(fields[2]), int(fields[3]), sum(map(int, fields[11:15])) / TICKS)
+
+
+def cpu_by_session() -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for stat in stats():
+        seconds[stat.session] = seconds.get(stat.session, 0.0) + stat.cpu_seconds
+    return seconds
+
+
+def group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def signal_session(session: int, number: int) -> None:
+    """To the leader's group at once, then to the further groups that a shell with job control made in the session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(session, number)
+    for stat in stats():
+        if stat.session == session and stat.group != session:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stat.pid, number)
+
+
+def session_carries(session: int, tag: str) -> bool:
+    """Whether a living process of the session has `tag` in its environment: numbers of ended sessions are used again."""
+    wanted = f"{TAG}={tag}".encode()
+    for stat in stats():
+        if stat.session == session:
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{stat.pid}/environ").read_bytes().split(b"\0"):
+                    return True
+    return False
+
+
+async def end_session(session: int, grace: float) -> None:
+    """SIGTERM, and after `grace` seconds SIGKILL to what is left; returns when the leader's group is gone, or 2 s after the kill."""
+    loop = asyncio.get_running_loop()
+    for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 2.0)):
+        signal_session(session, number)
+        signal_session(session, signal.SIGCONT)  # a stopped process takes no SIGTERM
+        deadline = loop.time() + patience
+        while group_lives(session):
+            if loop.time() >= deadline:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            return

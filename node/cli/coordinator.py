@@ -1,0 +1,92 @@
+"""What boxctl asks of the coordinator: fleet and keys at its admin socket, boxes at its REST with the local key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from node.cli.api import Api
+from node.cli.failure import Failure
+from node.cli.show import Report
+from node.config import Places
+
+LOCAL_KEY_NAME = "local"  # the key that `up` makes for this host's own agents
+START = 900.0  # seconds that the start of a box may take: the first one of an image boots its template
+
+
+class Coordinator:
+    def __init__(self, places: Places, key: str = "") -> None:
+        self._places = places
+        self.key = key
+
+    @classmethod
+    def with_local_key(cls, places: Places) -> Coordinator:
+        """Raises Failure when `up` has not made the key yet."""
+        try:
+            return cls(places, places.local_key.read_text().strip())
+        except FileNotFoundError as error:
+            raise Failure("this host has no local API key yet", remedy="`boxctl up` makes one.") from error
+
+    @cached_property
+    def _admin(self) -> Api:
+        return Api.on_socket("coordinator", self._places.coordinator_socket)
+
+    @cached_property
+    def _rest(self) -> Api:
+        return Api.on_url("coordinator", str(self.status()["localUrl"]), self.key)
+
+    def status(self) -> Mapping[str, Any]:
+        """{pid, version, url, mcpUrl, apiUrl, ...}"""
+        return self._admin.ask("GET", "/v1/status")
+
+    def keys(self) -> list[Mapping[str, Any]]:
+        return list(self._admin.ask("GET", "/v1/keys")["keys"])
+
+    def create_key(self, name: str) -> Mapping[str, Any]:
+        """{name, key, ...}; the key in the clear, this once."""
+        return self._admin.ask("POST", "/v1/keys", {"name": name})
+
+    def revoke_key(self, name: str) -> Mapping[str, Any]:
+        return self._admin.ask("DELETE", f"/v1/keys/{name}")
+
+    def nodes(self) -> list[Mapping[str, Any]]:
+        return list(self._admin.ask("GET", "/v1/nodes")["nodes"])
+
+    def create_node_token(self, name: str) -> Mapping[str, Any]:
+        """{token, fleetCa, coordinator, expiresAt}: what a node enrols with, once."""
+        return self._admin.ask("POST", "/v1/nodes/tokens", {"name": name})
+
+    def remove_node(self, node: str) -> None:
+        self._admin.ask("DELETE", f"/v1/nodes/{node}")
+
+    def key_works(self) -> bool:
+        return bool(self.key) and self._rest.accepts("/v1/boxes")
+
+    def keep_local_key(self) -> bool:
+        """Makes the local key when there is none that works; True when it did."""
+        if self.key_works():
+            return False
+        self.key = str(self.create_key(LOCAL_KEY_NAME)["key"])
+        write_secret(self._places.local_key, self.key + "\n")
+        del self.__dict__["_rest"]
+        return True
+
+    def start_box(self, name: str, goal: str, flavour: str | None, size: int, report: Report) -> Mapping[str, Any]:
+        """The box, ready."""
+        report(f"box {name!r}", None)
+        return self._rest.ask("POST", "/v1/boxes", {"name": name, "goal": goal, "flavour": flavour, "size": size}, timeout=START)
+
+    def stop_box(self, box: str, delete: bool, report: Report) -> Mapping[str, Any]:
+        report(f"box {box}", None)
+        return self._rest.ask("POST", f"/v1/boxes/{box}/stop", {"delete": delete}, timeout=START)
+
+
+def write_secret(path: Any, text: str) -> None:
+    """Replaces a 0600 file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)

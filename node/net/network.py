@@ -91,8 +91,8 @@ class BoxNetwork:
         with namespace.inside(self.netns):
             udp, tcp = socket.socket(type=socket.SOCK_DGRAM), socket.socket(type=socket.SOCK_STREAM)
         try:
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             for sock in (udp, tcp):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # an earlier resolver process may not have let go yet
                 sock.bind((GATEWAY, 53))
             tcp.listen(DNS_BACKLOG)
         except OSError as error:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What a host needs from Debian, installed when missing. Run as root; says what it does on stderr; safe to repeat.
+# What a host needs from Debian, installed when missing. Needs root if it installs; says what it does on stderr; safe to repeat.
 #
 # Everything comes from the machine's own apt configuration: on Debian 12 QEMU is taken from the backports suite of the mirror that
 # apt already uses, because QEMU 7.2 hangs in early boot on the microvm machine (docs/architecture.md).
@@ -9,7 +9,6 @@ say() { echo "provision: $*" >&2; }
 NEEDED="qemu-system-x86 qemu-utils mmdebstrap iptables iproute2 e2fsprogs cpio busybox-static kmod xz-utils zstd util-linux
         debian-archive-keyring gcc libc6-dev libxtables-dev pkg-config ca-certificates python3 python3-venv python3-dev"
 
-[ "$(id -u)" = 0 ] || { say "must run as root: it installs Debian packages"; exit 1; }
 . /etc/os-release
 [ "${ID:-}" = debian ] || { say "this is ${PRETTY_NAME:-an unknown system}; boxfleet hosts run Debian 12 or 13"; exit 1; }
 
@@ -23,6 +22,7 @@ old_qemu() { major=$(qemu_major); [ -z "$major" ] || [ "$major" -lt 9 ]; }
 
 [ -n "$missing" ] || ! old_qemu || missing=" qemu-system-x86"
 [ -n "$missing" ] || { say "everything is installed"; exit 0; }
+[ "$(id -u)" = 0 ] || { say "must run as root to install:$missing"; exit 1; }
 
 export DEBIAN_FRONTEND=noninteractive
 suite=""

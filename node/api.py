@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from quart import Response, request, websocket
 from quart_trio import QuartTrio
 
+from node.box import R
 from node.boxes import Boxes
 from node.errors import BadRequest, NodeError
 from node.operations import Operation
@@ -21,7 +22,7 @@ W = TypeVar("W", bound=Wire)
 MAX_BODY = 1 << 20  # bytes of a JSON request; larger ones are refused before they are read
 
 
-def make_api(boxes: Boxes, describe: Callable[[], NodeView]) -> QuartTrio:
+def make_api(boxes: Boxes[R], describe: Callable[[], NodeView]) -> QuartTrio:
     """The app. `describe` says what the node is and has; `boxes` does the work."""
     app = QuartTrio(__name__)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY

@@ -7,15 +7,15 @@ the lock: any number of them run at once, and the clocks wait for them. What hap
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from node.config import Clocks
-from node.errors import BoxConflict, GuestError, NodeError, NoCapacity
+from node.errors import BoxConflict, GuestError, NoCapacity, NodeError
 from node.guest import AttachedCommand, Guest
 from node.journal import BoxRecord, Journal
 from node.lifecycle import Action, Use, action_now, next_due
@@ -46,9 +46,14 @@ def quiet(message: str, fraction: float | None = None) -> None:
 class Running(Protocol):
     """What a running microVM is to its box."""
 
-    guest: Guest
-    pid: int
-    pid_started: int
+    @property
+    def guest(self) -> Guest: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def pid_started(self) -> int: ...
 
     async def wait_exit(self) -> None:
         """Returns when QEMU is gone, for whatever reason."""
@@ -57,23 +62,27 @@ class Running(Protocol):
         """(sent, received) bytes between the guest and the world since the network was made."""
 
 
-class MicroVms(Protocol):
+R = TypeVar("R", bound=Running)
+
+
+class MicroVms(Protocol[R]):
     """The sequences by which microVMs live; node/microvm.py has the real ones. Each either does all of it or undoes what it did."""
 
-    async def start(self, record: BoxRecord, report: Report) -> tuple[BoxRecord, Running]: ...
+    async def start(self, record: BoxRecord, report: Report) -> tuple[BoxRecord, R]: ...
 
-    async def freeze(self, record: BoxRecord, running: Running) -> BoxRecord:
+    async def freeze(self, record: BoxRecord, running: R) -> BoxRecord:
         """After it QEMU is gone and the state is saved; when it raises, the guest goes on."""
 
-    async def make_durable(self, record: BoxRecord) -> BoxRecord: ...
+    async def make_durable(self, record: BoxRecord) -> None:
+        """What a freeze left survives a crash of the host from now on."""
 
-    async def thaw(self, record: BoxRecord, spend: Callable[[BoxRecord], Awaitable[None]]) -> tuple[BoxRecord, Running]:
-        """`spend` marks the generation used before the guest runs. SnapshotIncompatible when it cannot be loaded here."""
+    async def thaw(self, record: BoxRecord) -> tuple[BoxRecord, R]:
+        """Uses the snapshot up before the guest runs. SnapshotIncompatible when it cannot be loaded here."""
 
-    async def boot(self, record: BoxRecord, report: Report) -> tuple[BoxRecord, Running]:
+    async def boot(self, record: BoxRecord, report: Report) -> tuple[BoxRecord, R]:
         """From the box's disk alone."""
 
-    async def end(self, running: Running) -> None:
+    async def end(self, running: R) -> None:
         """Kills QEMU; the files stay."""
 
     async def drop_memory(self, record: BoxRecord) -> None:
@@ -82,20 +91,26 @@ class MicroVms(Protocol):
     async def destroy(self, record: BoxRecord) -> None:
         """Removes all that the box had; each step independent of the others."""
 
+    async def adopt(self, record: BoxRecord) -> R:
+        """The VM that outlived the daemon before; VmError when it is gone."""
+
+    def why_not_thawable(self, record: BoxRecord) -> NodeError | None:
+        """None if the box's snapshot can be loaded here."""
+
     def console(self, record: BoxRecord) -> bytes: ...
 
 
-class Box:
+class Box(Generic[R]):
     """`spawn` starts the task that watches a running VM; `admit` raises NoCapacity when the box's memory does not fit any more."""
 
     def __init__(
         self,
         record: BoxRecord,
         *,
-        vms: MicroVms,
+        vms: MicroVms[R],
         journal: Journal,
         clocks: Clocks,
-        admit: Callable[[Box], None],
+        admit: Callable[[Box[R]], None],
         spawn: Callable[..., None],
         log: Callable[[str], None],
         now: Callable[[], float] = time.time,
@@ -104,7 +119,7 @@ class Box:
         self._vms, self._journal, self._clocks = vms, journal, clocks
         self._admit, self._spawn, self._log, self._now = admit, spawn, log, now
         self._lock = trio.Lock()
-        self._running: Running | None = None
+        self._running: R | None = None
         self._holds = 0
         self._running_commands = 0
         self._last_command_end = 0.0
@@ -224,7 +239,7 @@ class Box:
             self._running = None
             await self._vms.end(running)
             await self._vms.drop_memory(self.record)
-            self._settle(replace(self.record, pid=None, spent=True, durable=False), BoxState.ARCHIVED)
+            self._settle(replace(self.record, pid=None), BoxState.ARCHIVED)
 
     async def destroy(self) -> None:
         """The box and all it had are gone; its record too, once its files are (report 50)."""
@@ -236,7 +251,7 @@ class Box:
             self._journal.remove(self.id)
             self.record = replace(self.record, state=BoxState.STOPPED, state_since=self._now(), pid=None)
 
-    async def adopt(self, running: Running) -> None:
+    async def adopt(self, running: R) -> None:
         """Takes back a microVM that outlived the daemon before."""
         async with self._lock:
             await self._run((self.record, running))
@@ -245,7 +260,7 @@ class Box:
         """The VM is gone without a freeze: only the disks are left, and that is said."""
         self._running = None
         self._health = None
-        record = replace(self.record, pid=None, spent=True, durable=False, cold=True, problem=problem.problem.model_dump())
+        record = replace(self.record, pid=None, cold=True, problem=problem.problem.model_dump())
         self._settle(record, BoxState.ARCHIVED)
 
     # ---- use
@@ -332,13 +347,13 @@ class Box:
 
     # ---- inside
 
-    async def _wake(self, report: Report) -> Running:
+    async def _wake(self, report: Report) -> R:
         """With the lock held: a running VM, by whichever way leads there."""
         if self.state in (BoxState.FROZEN, BoxState.ARCHIVED):
             self._admit(self)
         if self.state is BoxState.FROZEN:
             try:
-                await self._run(await self._vms.thaw(self.record, self._spend))
+                await self._run(await self._vms.thaw(self.record))
             except NoCapacity:
                 raise
             except NodeError as error:
@@ -351,12 +366,7 @@ class Box:
         self.record = replace(self.record, last_call_at=self._now())
         return running
 
-    async def _spend(self, record: BoxRecord) -> None:
-        """Before the guest runs: this generation can never be thawed again, even if the host crashes now."""
-        self.record = replace(record, state=BoxState.READY, spent=True, durable=False)
-        await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
-
-    async def _run(self, started: tuple[BoxRecord, Running]) -> None:
+    async def _run(self, started: tuple[BoxRecord, R]) -> None:
         record, running = started
         self._running = running
         now = self._now()
@@ -364,19 +374,18 @@ class Box:
         self._settle(record, BoxState.READY)
         self._spawn(self._watch, running)
 
-    async def _watch(self, running: Running) -> None:
+    async def _watch(self, running: R) -> None:
         """A guest that powers off, or a QEMU that dies, leaves a box that can be booted again."""
         await running.wait_exit()
         if self._running is running:
             self._log(f"box {self.id}: its VM ended")
-            running.guest.abort()
             self.forget_vm(BoxConflict("the VM ended by itself: the guest powered off, or QEMU died", code="vm_ended"))
             await self._vms.end(running)
 
     async def _make_durable(self, generation: int) -> None:
         async with self._lock:
             if self.state is BoxState.FROZEN and self.record.generation == generation:
-                self.record = await self._vms.make_durable(self.record)
+                await self._vms.make_durable(self.record)
                 await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
 
     async def _until_ended(self, guest: Guest, view: CommandView, left: float) -> CommandView:
@@ -392,13 +401,13 @@ class Box:
         self._last_command_end = max((command.ended_at or 0.0 for command in commands), default=0.0)
         return commands
 
-    def _count(self, running: Running) -> None:
+    def _count(self, running: R) -> None:
         """Keeps the bytes of a network that is about to go."""
         sent, received = running.counters()
         self._traffic = (0, 0)
         self.record = replace(self.record, sent_bytes=self.record.sent_bytes + sent, received_bytes=self.record.received_bytes + received)
 
-    def _must_run(self, what: str) -> Running:
+    def _must_run(self, what: str) -> R:
         if self._running is None:
             raise BoxConflict(f"cannot {what} box {self.id}: it is {self.state}")
         return self._running

@@ -7,13 +7,14 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Generic
 
 import trio
 
-from node.box import Box, MicroVms
+from node.box import Box, MicroVms, R
 from node.config import NodeConfig
 from node.errors import BadRequest, BoxNotFound, NoCapacity, NodeError
-from node.host import Host
+from node.host import DISK_RESERVE, Host
 from node.journal import BoxRecord, Journal
 from node.operations import Operation, Operations, Report
 from node.protocol import BOX_ID, BoxState, BoxView, Capacity, RunCommand, StartBox, WaitCommand, Wire
@@ -22,19 +23,19 @@ TICK = 1.0  # seconds between looks at the clocks
 OVERHEAD = 160 << 20  # bytes that QEMU needs beside the guest's memory: translated code, buffers
 
 
-class Boxes:
+class Boxes(Generic[R]):
     """`nursery` runs all work; cancelling it stops the work where it is, which the journal then knows."""
 
-    def __init__(self, host: Host, vms: MicroVms, nursery: trio.Nursery, log: Callable[[str], None]) -> None:
+    def __init__(self, host: Host, vms: MicroVms[R], nursery: trio.Nursery, log: Callable[[str], None]) -> None:
         self._host, self._vms, self._nursery, self._log = host, vms, nursery, log
         self._config: NodeConfig = host.config
         self._journal = Journal(self._config.places.node / "journal")
         self._operations = Operations(nursery, log)
-        self._boxes: dict[str, Box] = {}
+        self._boxes: dict[str, Box[R]] = {}
 
     # ---- looking
 
-    def get(self, box: str) -> Box:
+    def get(self, box: str) -> Box[R]:
         try:
             return self._boxes[box]
         except KeyError:
@@ -68,6 +69,8 @@ class Boxes:
 
     def start(self, box: str, request: StartBox) -> Operation:
         """A new box; a known id answers with the box as it is."""
+        if self._host.problem:
+            raise self._host.problem
         if not re.fullmatch(BOX_ID, box):
             raise BadRequest("a box id is 12 of [a-z0-9]", remedy="Choose another id.")
         return self._operations.join(f"{box}:start", partial(self._start, box, request))
@@ -104,11 +107,11 @@ class Boxes:
                 await self._destroy(box)
             elif record.state is BoxState.READY:
                 try:
-                    await box.adopt(await self._host.adopt(record))
+                    await box.adopt(await self._vms.adopt(record))
                 except NodeError as error:
                     self._log(f"box {record.id}: {error}; it comes back cold from its disk")
                     box.forget_vm(error)
-            elif record.state is BoxState.FROZEN and (lost := self._host.why_not_thawable(record)):
+            elif record.state is BoxState.FROZEN and (lost := self._vms.why_not_thawable(record)):
                 self._log(f"box {record.id}: {lost}; it comes back cold from its disk")
                 box.forget_vm(lost)
 
@@ -157,15 +160,15 @@ class Boxes:
                 raise
         return self.get(box).view(self._host.node_id)
 
-    async def _change(self, box: Box, work: Callable[[Report], object], report: Report) -> Wire:
+    async def _change(self, box: Box[R], work: Callable[[Report], object], report: Report) -> Wire:
         await work(report)  # type: ignore[misc]
         return box.view(self._host.node_id)
 
-    async def _destroy(self, box: Box) -> None:
+    async def _destroy(self, box: Box[R]) -> None:
         await box.destroy()
         self._boxes.pop(box.id, None)
 
-    async def _act(self, box: Box, report: Report) -> Wire:
+    async def _act(self, box: Box[R], report: Report) -> Wire:
         match await box.due_for_sure():
             case "freeze":
                 await box.freeze(only_if_due=True)
@@ -175,13 +178,13 @@ class Boxes:
                 await self._destroy(box)
         return box.view(self._host.node_id)
 
-    async def _freeze_at_end(self, box: Box) -> None:
+    async def _freeze_at_end(self, box: Box[R]) -> None:
         try:
             await box.freeze()
         except NodeError as error:
             self._log(f"box {box.id}: not frozen at the end: {error}")
 
-    def _make(self, record: BoxRecord) -> Box:
+    def _make(self, record: BoxRecord) -> Box[R]:
         return Box(
             record,
             vms=self._vms,
@@ -195,7 +198,7 @@ class Boxes:
     def _memory(self, size: int) -> int:
         return size * self._host.unit_memory + OVERHEAD
 
-    def _admit(self, box: Box) -> None:
+    def _admit(self, box: Box[R]) -> None:
         """Memory counts in full while running, CPUs overcommit, disk by what is really free (DESIGN "States and clocks")."""
         others = [other for other in self._boxes.values() if other is not box and other.uses_memory]
         memory = sum(self._memory(other.record.size) for other in others)
@@ -203,7 +206,7 @@ class Boxes:
         needs = [
             ("memory", memory + self._memory(box.record.size), self._host.memory_total, "bytes"),
             ("vCPUs", vcpus + box.record.size * self._config.unit_vcpus, self._host.cpus * self._config.cpu_overcommit, ""),
-            ("disk", self._host.disk_needed(), self._host.disk_space()[1], "bytes free"),
+            ("disk", DISK_RESERVE, self._host.disk_space()[1], "bytes free"),
         ]
         for what, needed, available, unit in needs:
             if needed > available:

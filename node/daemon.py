@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from image.store import ImageStore
 from node.api import make_api
 from node.boxes import Boxes
 from node.config import NodeConfig, load_node_config
 from node.errors import NodeError
 from node.fleet import Identity, enrol, keep_heartbeats
 from node.host import Host, open_host
-from node.protocol import ImageView, NodeView, Problem
+from node.microvm import RunningVm
+from node.protocol import ImageView, NodeView
 
 ENROL_AGAIN_EVERY = 2.0
 GRACEFUL = 3.0  # seconds that requests under way get at the end
@@ -40,7 +40,7 @@ class CoordinatorDoor(Config):
 
     def __init__(self, identity: Identity, listener: socket.socket) -> None:
         super().__init__()
-        self.bind = [f"fd://{listener.fileno()}"]
+        self.bind = [f"fd://{listener.detach()}"]  # hypercorn owns it from here on
         self.certfile, self.keyfile, self.ca_certs = str(identity.certificate), str(identity.key), str(identity.coordinator_ca)
         self.verify_mode = ssl.CERT_REQUIRED
         self.context: ssl.SSLContext | None = None
@@ -91,26 +91,26 @@ def open_local_socket(path: Path) -> socket.socket:
 @asynccontextmanager
 async def only_one(folder: Path) -> AsyncIterator[None]:
     """The state folder is this process's alone; a second daemon on it ends with a typed error."""
-    import fcntl
-
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise NodeError("another node daemon runs on this state folder", code="already_running", remedy="Use that one, or `boxctl down`.") from error
+            raise NodeError(
+                "another node daemon runs on this state folder", code="already_running", remedy="Use that one, or `boxctl down`."
+            ) from error
         yield
 
 
-def describe(host: Host, boxes: Boxes, identity: Identity) -> NodeView:
+def describe(host: Host, boxes: Boxes[RunningVm]) -> NodeView:
     images = [ImageView(flavour=i.flavour, digest=i.digest, built_at=i.built_at, bytes=i.bytes) for i in host.images.list()]
     problem = host.problem
     return NodeView(
-        id=identity.read()[0] if identity.enrolled else "",
+        id=host.node_id,
         version=version("boxfleet"),
         pid=os.getpid(),
         ready=problem is None,
-        problem=problem and Problem(**problem.problem.model_dump()),
+        problem=problem.problem if problem else None,
         accel=host.accel,
         development=host.config.development,
         capacity=boxes.capacity(),
@@ -119,7 +119,7 @@ def describe(host: Host, boxes: Boxes, identity: Identity) -> NodeView:
     )
 
 
-async def serve_coordinator(config: NodeConfig, boxes: Boxes, host: Host, stopping: trio.Event) -> None:
+async def serve_coordinator(config: NodeConfig, boxes: Boxes[RunningVm], host: Host, stopping: trio.Event) -> None:
     """Enrols if need be, then opens the coordinator's door and keeps the heartbeats. The local door does not wait for it."""
     identity = Identity(config.places.node / "identity")
     order = config.places.node / "enrol.token"
@@ -134,7 +134,8 @@ async def serve_coordinator(config: NodeConfig, boxes: Boxes, host: Host, stoppi
                 said = str(error)
                 log(f"{error} {error.problem.cause}")
             await trio.sleep(ENROL_AGAIN_EVERY)
-    look = partial(describe, host, boxes, identity)
+    host.node_id = identity.read()[0]
+    look = partial(describe, host, boxes)
     door = CoordinatorDoor(identity, listener)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(keep_heartbeats, identity, config.coordinator, address, look, door.reload, log)
@@ -157,23 +158,21 @@ async def run(config: NodeConfig) -> None:
     identity, stopping = Identity(places.node / "identity"), trio.Event()
     async with AsyncExitStack() as owned:
         await owned.enter_async_context(only_one(places.node))
-        host = await owned.enter_async_context(open_host(config, ImageStore(places.images), log))
+        host, vms = await owned.enter_async_context(open_host(config, log))
+        host.node_id = identity.read()[0] if identity.enrolled else ""
         work = await owned.enter_async_context(trio.open_nursery())
-        boxes = Boxes(host, work, log)
+        boxes = Boxes(host, vms, work, log)
         await boxes.recover()
-        local = owned.enter_context(open_local_socket(places.node_socket))
         owned.callback(places.node_socket.unlink, missing_ok=True)
         door = Config()
-        door.bind = [f"fd://{local.fileno()}"]
+        door.bind = [f"fd://{open_local_socket(places.node_socket).detach()}"]
         harden(door)
         log(f"serving {len(boxes.views())} boxes with {host.accel} at {places.node_socket}")
         work.start_soon(boxes.keep_clocks)
         async with trio.open_nursery() as doors:
             doors.start_soon(stop_on_signal, stopping)
             doors.start_soon(serve_coordinator, config, boxes, host, stopping)
-            await serve(make_api(boxes, partial(describe, host, boxes, identity)), door, shutdown_trigger=stopping.wait, mode="asgi")
-            with trio.move_on_after(GRACEFUL + 1):
-                await trio.sleep(0)
+            await serve(make_api(boxes, partial(describe, host, boxes)), door, shutdown_trigger=stopping.wait, mode="asgi")
             doors.cancel_scope.cancel()
         log("stopping: freezing what runs")
         await boxes.rest()
@@ -193,4 +192,3 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-_ = (Any, suppress)

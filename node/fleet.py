@@ -120,7 +120,8 @@ async def enrol(identity: Identity, order: Path, address: str) -> None:
 
 
 def fleet_client(coordinator: str, fleet_ca: str) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=coordinator, verify=ssl.create_default_context(cadata=fleet_ca), timeout=REPLY_WITHIN, trust_env=False)
+    trust = ssl.create_default_context(cadata=fleet_ca)
+    return httpx2.AsyncClient(base_url=coordinator, verify=trust, timeout=REPLY_WITHIN, trust_env=False)
 
 
 async def post(client: httpx2.AsyncClient, path: str, content: str) -> bytes:
@@ -134,7 +135,12 @@ async def post(client: httpx2.AsyncClient, path: str, content: str) -> bytes:
 
 
 async def keep_heartbeats(
-    identity: Identity, coordinator: str, address: str, describe: Callable[[], NodeView], renewed: Callable[[], None], log: Callable[[str], None]
+    identity: Identity,
+    coordinator: str,
+    address: str,
+    describe: Callable[[], NodeView],
+    renewed: Callable[[], None],
+    log: Callable[[str], None],
 ) -> None:
     """Says every HEARTBEAT_EVERY seconds what the node is and has, for ever.
 

@@ -34,8 +34,7 @@ class BoxRecord:
     last_url_at: float = 0.0
     generation: int = 0
     token: str = field(default="", repr=False)
-    spent: bool = True  # the saved state of this generation has been used, or was never made
-    durable: bool = False  # RAM, state and disks of the freeze are on disk for sure
+    x_cookie: str = field(default="", repr=False)  # of the box's display, 32 hex digits
     cold: bool = False
     pid: int | None = None
     pid_started: int = 0  # clock ticks since boot, from /proc/<pid>/stat: tells a recycled pid

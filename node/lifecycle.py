@@ -1,9 +1,9 @@
 """Which clock acts next on a box: pure, the time is passed in (DESIGN "States and clocks").
 
-A box freezes after `freeze_after` idle seconds. Idle begins at the last use, and use is a call (a tool that wakes, a wake). Requests through
-URLs move it on for at most `url_use` after the last call; commands that run keep the box awake, and move it on when they end, for at most
-`background` after the last call. A frozen box goes to the archive `archive_after` its last use, and from there it is deleted. Time spent
-frozen never counts as running time (report 34), and a wake begins with a fresh idle period (reports 25, 31).
+A box freezes after `freeze_after` idle seconds. Idle begins at the last use, and use is a call (a tool that wakes, a wake). Requests
+through URLs move it on for at most `url_use` after the last call; commands that run keep the box awake, and move it on when they end,
+for at most `background` after the last call. A frozen box goes to the archive `archive_after` its last use, and from there it is
+deleted. Time spent frozen never counts as running time (report 34), and a wake begins with a fresh idle period (reports 25, 31).
 """
 
 from __future__ import annotations

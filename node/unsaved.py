@@ -12,16 +12,16 @@ from node.protocol import RunCommand, UnsavedWork
 REPOSITORIES = 20
 WITHIN = 30.0
 
-# Prints a line a repository: path, branch, uncommitted files, unpushed commits; tab-separated, the path last (it may hold anything but NUL).
+# Prints a line a repository: branch, uncommitted files, unpushed commits and path, tab-separated; the path may hold anything.
 SCRIPT = r"""
-find /work -xdev -maxdepth 5 -name node_modules -prune -o -name .git -print 2>/dev/null | head -n %d | while IFS= read -r git; do
-    tree=${git%%/.git}
+find /work -xdev -maxdepth 5 -name node_modules -prune -o -name .git -print 2>/dev/null | head -n LIMIT | while IFS= read -r git; do
+    tree=${git%/.git}
     branch=$(git -C "$tree" symbolic-ref --short -q HEAD || echo detached)
     changed=$(git -C "$tree" status --porcelain 2>/dev/null | head -n 1000 | wc -l)
     ahead=$(git -C "$tree" rev-list --count HEAD --not --remotes 2>/dev/null || echo 0)
-    printf '%%s\t%%s\t%%s\t%%s\n' "$branch" "$changed" "$ahead" "$tree"
+    printf '%s\t%s\t%s\t%s\n' "$branch" "$changed" "$ahead" "$tree"
 done
-""" % (REPOSITORIES + 1)
+""".replace("LIMIT", str(REPOSITORIES + 1))
 
 
 async def look_for_unsaved_work(guest: Guest) -> UnsavedWork:

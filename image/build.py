@@ -33,7 +33,6 @@ from image.store import ImageNotFoundError, ImageStore, StoredImage
 Progress = Callable[[str, float], None]  # what is being done, and how much of the whole build is done (0..1); at least once a second or two
 
 LOG_LINES = 40  # kept for the error
-LOCK_WAIT = 10.0  # seconds: programs of a killed build end when they next write to their log
 ROOT_AGE = 7 * 86_400.0  # seconds that a cached root is used: later Debian has security updates
 
 
@@ -58,6 +57,7 @@ class Work:
     images: Path
     flavour: Flavour
     settings: Settings
+    patience: float = 10.0  # seconds to wait for the lock: programs of a killed build end when they next write to their log
     lock: int = -1  # descriptor, inherited by the programs
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
@@ -173,7 +173,7 @@ def install_packages(work: Work) -> Iterator[float]:
         (root / name).chmod(0o644)
     _unpack_powershell(work, root)
     for command in recipe.SETUP:
-        for _ in _output(work, ["chroot", str(root), *command]):
+        for _ in program_output(work, ["chroot", str(root), *command]):
             yield 0.99
     os.sync()  # the root's many files, before a name promises that they are there
     _make_way(work)
@@ -194,7 +194,7 @@ def _bootstrap(work: Work, root: Path, sources: Path) -> Iterator[float]:
         recipe.SUITE, str(root), str(sources),
     ]  # fmt: skip
     events, expected = 0, 3 * work.flavour.installed  # each package is fetched, unpacked and set up
-    for line in _output(work, command):
+    for line in program_output(work, command):
         events += line.startswith(("Get:", "Unpacking ", "Setting up "))
         yield min(0.98, events / expected)
 
@@ -218,7 +218,7 @@ def install_boxd(work: Work) -> Iterator[float]:
     shutil.copytree(recipe.BOXD, target, ignore=shutil.ignore_patterns("__pycache__"), copy_function=shutil.copyfile)
     yield 0.5
     compile_all = ["chroot", str(work.root), "python3", "-m", "compileall", "-q", "/" + str(target.relative_to(work.root))]
-    yield from (0.9 for _ in _output(work, compile_all))
+    yield from (0.9 for _ in program_output(work, compile_all))
 
 
 def make_initramfs(work: Work) -> Iterator[float]:
@@ -234,7 +234,7 @@ def make_disk(work: Work) -> Iterator[float]:
     expected = 1 + sum(entry.lstat().st_blocks * 512 for entry in work.root.rglob("*"))
     # A new sparse file is zeroed: saying so spares the guest the background writing of empty inode tables.
     options = ["-L", recipe.ROOT_LABEL, "-m", "1", "-E", "assume_storage_prezeroed=1"]
-    for _ in _output(work, ["mkfs.ext4", "-F", "-q", *options, "-d", str(work.root), str(disk)]):
+    for _ in program_output(work, ["mkfs.ext4", "-F", "-q", *options, "-d", str(work.root), str(disk)]):
         yield min(1.0, disk.stat().st_blocks * 512 / expected)
 
 
@@ -278,7 +278,7 @@ STEPS = (
 # ---- what the steps share
 
 
-def _output(work: Work, command: list[str]) -> Iterator[str]:
+def program_output(work: Work, command: list[str]) -> Iterator[str]:
     """The lines that a program writes, and an empty one for each second in which it writes none. It never outlives this generator.
 
     The program runs in namespaces of its own: when it ends, or this process is killed, its children and mounts are gone with it.
@@ -324,7 +324,7 @@ def _lines(log: RawIOBase, selector: selectors.BaseSelector, kept: deque[str]) -
 def _locked(work: Work) -> Iterator[None]:
     work.images.mkdir(parents=True, exist_ok=True)
     with (work.images / ".lock").open("a") as file:
-        deadline = time.monotonic() + LOCK_WAIT
+        deadline = time.monotonic() + work.patience
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

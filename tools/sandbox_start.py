@@ -9,6 +9,8 @@ from pydantic import Field
 from tools.context import Context, ToolError
 from tools.tool import BoxId, Input, Result, Tool, one_line
 
+NO_CAPACITY = "503 no box capacity right now"
+
 
 class Start(Input):
     goal: Annotated[
@@ -55,12 +57,12 @@ async def run(context: Context, arguments: Start) -> Result:
             restore=arguments.restore,
         )
     except ToolError as error:
-        if error.code != "no_capacity":
+        if error.code != "no_capacity" or error.message.startswith(NO_CAPACITY):
             raise
         # The client knows this failure by these words; the number must stay in the text and out of every status (CONTRACT 0.5).
         raise ToolError(
             error.code,
-            f"503 no box capacity right now: {error.message}",
+            f"{NO_CAPACITY}: {error.message}",
             cause=error.cause,
             remedy="Come back in about 5 minutes, stop a box you no longer need, or pass waitForCapacitySec.",
             hop=error.hop,

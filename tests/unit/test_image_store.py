@@ -47,9 +47,10 @@ def test_a_flavour_is_found_by_the_current_recipe_before_the_newest(store: Image
     keep(store, "core", "aaaaaaaaaaaa", 1.0)
     keep(store, "core", "bbbbbbbbbbbb", 2.0)
     keep(store, "full", "cccccccccccc", 3.0)
-    assert store.find("core").digest == "bbbbbbbbbbbb"
-    assert store.find("core", prefer="aaaaaaaaaaaa").digest == "aaaaaaaaaaaa"
-    assert store.find("core", prefer="dddddddddddd").digest == "bbbbbbbbbbbb"
+    newest, current = store.show("bbbbbbbbbbbb"), store.show("aaaaaaaaaaaa")
+    assert store.find("core") == newest
+    assert store.find("core", prefer="aaaaaaaaaaaa") == current
+    assert store.find("core", prefer="dddddddddddd") == newest
 
 
 NO_MANIFESTS = [b"", b"{", b"[]", b"null", b'{"flavour": "core"}', b'{"flavour":"core","digest":"a","built_at":"soon"}']

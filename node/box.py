@@ -7,15 +7,15 @@ the lock: any number of them run at once, and the clocks wait for them. What hap
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 import trio
 
 from node.config import Clocks
-from node.errors import BoxConflict, GuestError, NoCapacity, NodeError
+from node.errors import BoxConflict, GuestError, NodeError
 from node.guest import AttachedCommand, Guest
 from node.journal import BoxRecord, Journal
 from node.lifecycle import Action, Use, action_now, next_due
@@ -73,8 +73,11 @@ class MicroVms(Protocol[R]):
     async def freeze(self, record: BoxRecord, running: R) -> BoxRecord:
         """After it QEMU is gone and the state is saved; when it raises, the guest goes on."""
 
-    async def make_durable(self, record: BoxRecord) -> None:
-        """What a freeze left survives a crash of the host from now on."""
+    async def flush(self, record: BoxRecord) -> None:
+        """Writes what a freeze left to the disk for sure. Takes long; a thaw meanwhile is no harm."""
+
+    async def mark_durable(self, record: BoxRecord) -> None:
+        """The flushed snapshot survives a crash of the host from now on."""
 
     async def thaw(self, record: BoxRecord) -> tuple[BoxRecord, R]:
         """Uses the snapshot up before the guest runs. SnapshotIncompatible when it cannot be loaded here."""
@@ -120,6 +123,7 @@ class Box(Generic[R]):
         self._admit, self._spawn, self._log, self._now = admit, spawn, log, now
         self._lock = trio.Lock()
         self._running: R | None = None
+        self._rising = False  # on its way to running
         self._holds = 0
         self._running_commands = 0
         self._last_command_end = 0.0
@@ -139,7 +143,7 @@ class Box(Generic[R]):
     @property
     def uses_memory(self) -> bool:
         """Running, or on its way to it."""
-        return self._running is not None or self._lock.locked() or self.state is BoxState.STARTING
+        return self._running is not None or self._rising
 
     def view(self, node: str = "") -> BoxView:
         record, use = self.record, self._use()
@@ -193,7 +197,8 @@ class Box(Generic[R]):
         async with self._lock:
             self._journal.write(self.record)
             try:
-                await self._run(await self._vms.start(self.record, report))
+                with self._on_its_way():
+                    await self._run(await self._vms.start(self.record, report))
             except BaseException:
                 with trio.CancelScope(shield=True):
                     await self._vms.destroy(self.record)
@@ -349,19 +354,18 @@ class Box(Generic[R]):
 
     async def _wake(self, report: Report) -> R:
         """With the lock held: a running VM, by whichever way leads there."""
-        if self.state in (BoxState.FROZEN, BoxState.ARCHIVED):
+        if self._running is None:
             self._admit(self)
-        if self.state is BoxState.FROZEN:
-            try:
-                await self._run(await self._vms.thaw(self.record))
-            except NoCapacity:
-                raise
-            except NodeError as error:
-                self._log(f"box {self.id}: the thaw failed, next is a cold boot: {error} {error.problem.cause}")
-                self.forget_vm(error)
-        if self.state is BoxState.ARCHIVED:
-            report("booting the box from its disk", None)
-            await self._run(await self._vms.boot(self.record, report))
+        with self._on_its_way():
+            if self.state is BoxState.FROZEN:
+                try:
+                    await self._run(await self._vms.thaw(self.record))
+                except NodeError as error:
+                    self._log(f"box {self.id}: the thaw failed, next is a cold boot: {error} {error.problem.cause}")
+                    self.forget_vm(error)
+            if self.state is BoxState.ARCHIVED:
+                report("booting the box from its disk", None)
+                await self._run(await self._vms.boot(self.record, report))
         running = self._must_run("use")
         self.record = replace(self.record, last_call_at=self._now())
         return running
@@ -383,10 +387,23 @@ class Box(Generic[R]):
             await self._vms.end(running)
 
     async def _make_durable(self, generation: int) -> None:
-        async with self._lock:
-            if self.state is BoxState.FROZEN and self.record.generation == generation:
-                await self._vms.make_durable(self.record)
-                await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
+        """Without the lock while it takes long: a thaw never waits for the disk. A failure leaves a snapshot that a crash may cost."""
+        try:
+            await self._vms.flush(self.record)
+            async with self._lock:
+                if self.state is BoxState.FROZEN and self.record.generation == generation:
+                    await self._vms.mark_durable(self.record)
+                    await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
+        except (NodeError, OSError) as error:
+            self._log(f"box {self.id}: its snapshot is not durable: {error}")
+
+    @contextmanager
+    def _on_its_way(self) -> Iterator[None]:
+        self._rising = True
+        try:
+            yield
+        finally:
+            self._rising = False
 
     async def _until_ended(self, guest: Guest, view: CommandView, left: float) -> CommandView:
         deadline = trio.current_time() + left

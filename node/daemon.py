@@ -23,9 +23,10 @@ from node.boxes import Boxes
 from node.config import NodeConfig, load_node_config
 from node.errors import NodeError
 from node.fleet import Identity, enrol, keep_heartbeats
-from node.host import Host, open_host
+from node.host import Host
 from node.microvm import RunningVm
 from node.protocol import ImageView, NodeView
+from node.wiring import open_host
 
 ENROL_AGAIN_EVERY = 2.0
 GRACEFUL = 3.0  # seconds that requests under way get at the end

@@ -15,7 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -110,16 +110,21 @@ class QemuVms:
         running.guest.abort()
         await running.machine.freeze(folder.state)
         await self._leave(record.id, running)
+        await self._shop.memory.rest(folder.home)
         manifest = self._shop.manifest(self._shop.machine(record.size), record.image, record.generation)
         await trio.to_thread.run_sync(snapshot.write, folder.home, manifest)
         return record
 
-    async def make_durable(self, record: BoxRecord) -> None:
+    async def flush(self, record: BoxRecord) -> None:
         folder = self.folder(record.id)
-        await self._shop.memory.rest(folder.home)
+        for path in (self._shop.memory.resting(folder.home), folder.disk, folder.work, folder.state):
+            with suppress(FileNotFoundError):  # thawed or destroyed meanwhile
+                await trio.to_thread.run_sync(snapshot.sync, path)
+
+    async def mark_durable(self, record: BoxRecord) -> None:
+        folder = self.folder(record.id)
         if manifest := snapshot.read(folder.home):
-            files = (self._shop.memory.resting(folder.home), folder.disk, folder.work)
-            await trio.to_thread.run_sync(snapshot.make_durable, folder.home, manifest, files)
+            await trio.to_thread.run_sync(snapshot.write, folder.home, replace(manifest, durable=True))
 
     async def thaw(self, record: BoxRecord) -> tuple[BoxRecord, RunningVm]:
         if reason := self.why_not_thawable(record):

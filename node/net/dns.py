@@ -187,7 +187,7 @@ class Box:
 
     async def _answer_udp(self, message: bytes, client: tuple[str, int]) -> None:
         try:
-            answer = await self.answer(message, ask_udp)
+            answer = await self.answer(message, ask_udp, datagram=True)
             if answer is not None:
                 with contextlib.suppress(OSError):  # the guest is gone
                     await self.udp.sendto(answer, client)
@@ -215,7 +215,7 @@ class Box:
                     for _ in range(TCP_QUESTIONS):
                         with trio.fail_after(TCP_IDLE):
                             message = await _read_framed(stream, dns.MAX_QUERY)
-                        answer = await self.answer(message, ask_tcp)
+                        answer = await self.answer(message, ask_tcp, datagram=False)
                         if answer is None:
                             break
                         with trio.fail_after(TCP_IDLE):
@@ -223,8 +223,8 @@ class Box:
         finally:
             self.connections -= 1
 
-    async def answer(self, message: bytes, ask: Ask) -> bytes | None:
-        """What to send for a guest's message; None: nothing. Takes at most DEADLINE seconds."""
+    async def answer(self, message: bytes, ask: Ask, *, datagram: bool) -> bytes | None:
+        """What to send for a guest's message; None: nothing. Takes at most DEADLINE seconds. A datagram keeps to the size the guest takes."""
         self.counts.received_bytes += len(message)
         try:
             query = dns.read_query(message)
@@ -236,7 +236,7 @@ class Box:
             return None
         self.counts.questions += 1
         reply = await self._reply(query, ask)
-        if ask is ask_udp and len(reply) > query.room:
+        if datagram and len(reply) > query.room:
             reply = dns.empty_reply(query, truncated=True)
         self.counts.sent_bytes += len(reply)
         return reply

@@ -154,7 +154,7 @@ def install(netns: int, rules: Iterable[Rule]) -> None:
     if _has_legacy_tables():
         _install_legacy(netns, rules)
     else:
-        _restore(netns, "iptables-nft-restore", restore_script(rules, BOX_POLICIES))
+        _install_nft(netns, rules)
 
 
 @functools.cache
@@ -186,6 +186,10 @@ def _install_legacy(netns: int, rules: tuple[Rule, ...]) -> None:
             finally:
                 with inside(HOME):
                     table.refresh()
+
+
+def _install_nft(netns: int, rules: tuple[Rule, ...]) -> None:
+    _restore(netns, "iptables-nft-restore", restore_script(rules, BOX_POLICIES))
 
 
 def _append(table: Any, rule: Rule) -> None:

@@ -16,7 +16,6 @@ def schema(tool: Tool[Any]) -> dict[str, Any]:
     """JSON Schema with definitions in place, no titles and no null variants: weak clients follow no `$ref` and stumble over `anyOf`."""
     raw = tool.input.model_json_schema()
     plain: dict[str, Any] = _plain(raw, raw.pop("$defs", {}))
-    plain.setdefault("properties", {})
     plain.pop("description", None)
     return plain
 

@@ -25,7 +25,6 @@ class Exec(Input):
     note: Annotated[
         str,
         Field(
-            min_length=1,
             description='Why you run it, in a few words for the person watching, like "run the unit tests" (kept up to 200 characters).',
         ),
         one_line(200),

@@ -32,18 +32,7 @@ class Procs(Input):
 
 
 async def run(context: Context, arguments: Procs) -> Result:
-    try:
-        return Result(await ACTIONS[arguments.action](context, arguments))
-    except ToolError as error:
-        if error.code != "command_not_found":
-            raise
-        raise ToolError(
-            error.code,
-            f"bgId not found: {arguments.bg_id}",
-            cause=error.cause or error.message,
-            remedy='See the box\'s commands with sandbox_procs {action: "list"}.',
-            hop=error.hop,
-        ) from error
+    return Result(await ACTIONS[arguments.action](context, arguments))
 
 
 async def _list(context: Context, arguments: Procs) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tools.tool import BoxId, Input, Result, Tool, one_line
 
 class Say(Input):
     id: BoxId
-    text: Annotated[str, Field(min_length=1, description="One sentence, kept up to 500 characters."), one_line(500)]
+    text: Annotated[str, Field(description="One sentence, kept up to 500 characters."), one_line(500)]
 
 
 async def run(context: Context, arguments: Say) -> Result:

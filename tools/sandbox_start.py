@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from tools.context import Context, ToolError
 from tools.tool import BoxId, Input, Result, Tool, one_line
@@ -13,14 +13,14 @@ NO_CAPACITY = "503 no box capacity right now"
 
 
 class Start(Input):
+    model_config = ConfigDict(json_schema_extra={"required": ["goal"]})  # an archived box has a goal already, so restore does without
+
     goal: Annotated[
-        str,
-        Field(min_length=1, description="What this box is for, in a sentence a person understands (kept up to 500 characters)."),
-        one_line(500),
-    ]
-    name: Annotated[str, Field(description="A short name for lists, up to 60 characters; default: the goal's beginning."), one_line(60)] = (
-        ""
-    )
+        str, Field(description="What this box is for, in a sentence a person understands (kept up to 500 characters)."), one_line(500)
+    ] = ""
+    name: Annotated[
+        str, Field(description="A short name for lists, up to 60 characters; default: the goal's beginning."), one_line(60, empty=True)
+    ] = ""
     size: Annotated[
         Literal[1, 2, 4], Field(description="1 = 2 CPUs, 8 GB RAM, 40 GB disk (smaller on a small host); 2 and 4 multiply that.")
     ] = 1
@@ -45,8 +45,10 @@ class Start(Input):
 
 
 async def run(context: Context, arguments: Start) -> Result:
+    if not (arguments.goal or arguments.restore):
+        raise ToolError("bad_request", "goal is required", remedy="Say in a sentence what the box is for.", hop="agent")
     name = arguments.name or arguments.goal[:60].strip()
-    await context.progress(f"starting box '{name}'")
+    await context.progress(f"starting box '{name or arguments.restore}'")
     try:
         box = await context.boxes.start(
             name=name,

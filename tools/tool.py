@@ -10,6 +10,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from tools.context import Context
 
@@ -47,9 +48,17 @@ def at_work(path: str) -> str:
     return posixpath.normpath(posixpath.join("/work", path))
 
 
-def one_line(limit: int) -> AfterValidator:
-    """Cuts a text as the client does when it compares: trimmed, newlines and tabs to spaces, `limit` code points (CONTRACT 2.1)."""
-    return AfterValidator(lambda text: text.strip().translate(_SPACES)[:limit])
+def one_line(limit: int, *, empty: bool = False) -> AfterValidator:
+    """Cuts a text as the client does when it compares: trimmed, newlines and tabs to spaces, `limit` code points (CONTRACT 2.1).
+    A blank one counts as missing unless `empty`."""
+
+    def cut(text: str) -> str:
+        line = text.strip().translate(_SPACES)[:limit]
+        if not line and not empty:
+            raise PydanticCustomError("missing", "Field required")
+        return line
+
+    return AfterValidator(cut)
 
 
 _SPACES = str.maketrans("\r\n\t", "   ")

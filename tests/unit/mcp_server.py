@@ -159,12 +159,11 @@ async def served(app: Any) -> AsyncIterator[str]:
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "lifespan":
-            return await app(scope, receive, send)
-        while True:
-            event = (await receive())["type"]
+            await app(scope, receive, send)
+            return
+        for event in ("lifespan.startup", "lifespan.shutdown"):
+            await receive()
             await send({"type": f"{event}.complete"})
-            if event == "lifespan.shutdown":
-                return None
 
     async with trio.open_nursery() as nursery:
         binds: list[str] = await nursery.start(partial(serve, asgi, config, shutdown_trigger=stop.wait, mode="asgi"))

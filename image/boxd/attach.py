@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from .commands import check_startable
 from .http1 import Upgrade
 from .output import CHUNK, QUIET
-from .processes import Account, Process, Processes, end_session, environment, signal_session
+from .processes import Account, Process, Processes, end_session, environment, signal_name, signal_session
 from .protocol import FRAME_HEADER, FRAME_MAX, AttachSpec, Frame
 
 QUEUE = 16  # frames
@@ -37,10 +37,8 @@ def attach(spec: AttachSpec, processes: Processes, display: Mapping[str, str]) -
         extra = {"TERM": "xterm-256color"} if spec.tty else {}
         streams = _Terminal(spec, account) if spec.tty else _Pipes()
         try:
-            process = processes.spawn(
-                ["/bin/bash", "-c", spec.cmd],
-                account=account, env=environment(account, display, extra | spec.env), cwd=spec.cwd, tty=spec.tty, **streams.child,
-            )  # fmt: skip
+            env = environment(account, display, extra | spec.env)
+            process = processes.shell(spec.cmd, account=account, env=env, cwd=spec.cwd, tty=spec.tty, **streams.child)
             streams.close_child()
             await _Session(process, streams, reader, writer).run()
         except OSError as error:
@@ -132,14 +130,14 @@ class _Session:
 
     async def _finish(self, outgoing: asyncio.Future[list[None]]) -> None:
         """The command's end, then the rest of its output: to the end of file, or QUIET seconds without any (report 3)."""
-        end = await self._process.exited
+        end = await self._process.wait()
         while not outgoing.done():
             before = self._moved
             await asyncio.wait({outgoing}, timeout=QUIET)
             if self._moved == before:
                 break
-        name = signal.Signals(end.signal).name if end.signal else None
-        self._writer.write(_frame(Frame.EXIT, json.dumps({"exitCode": end.code, "signal": name}).encode()))
+        told = {"exitCode": end.code, "signal": signal_name(end.signal)}
+        self._writer.write(_frame(Frame.EXIT, json.dumps(told).encode()))
         await self._writer.drain()
 
     async def _forward(self, kind: Frame, fd: int) -> None:
@@ -164,7 +162,7 @@ class _Session:
         elif kind is Frame.RESIZE:
             self._streams.resize(*struct.unpack("!HH", data))
         elif kind is Frame.SIGNAL:
-            number = signal.Signals(data[0])
+            number = signal.Signals(*struct.unpack("!B", data))
             if not self._process.exited.done():
                 signal_session(self._process.pid, number)
         else:

@@ -21,7 +21,7 @@ from typing import Any
 
 from .http1 import Refused
 from .output import Budget, Pump, Spool, drained
-from .processes import TAG, Account, Process, Processes, cpu_by_session, end_session, environment, session_carries
+from .processes import TAG, Account, Exit, Process, Processes, cpu_by_session, end_session, environment, session_carries, signal_name
 from .protocol import EXEC_ID, FOREGROUND_LIMIT, OUTPUT_TAIL, Command, CommandSpec, Output
 
 RUNNING_LIMIT = 256
@@ -105,7 +105,7 @@ class Commands:
             process, pumps = self._spawn(entry, account, env)
         except OSError as error:
             entry.stderr.write(f"boxd: could not start /bin/bash in {spec.cwd} as {spec.user}: {error}\n".encode())
-            self._finish(entry, end_reason="start_failed")
+            self._finish(entry, "start_failed")
             return entry
         entry.view = replace(view, pid=process.pid)
         self._record(entry)
@@ -127,9 +127,8 @@ class Commands:
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         try:
-            process = self._processes.spawn(
-                ["/bin/bash", "-c", entry.view.cmd], account=account, env=env, cwd=entry.view.cwd, stdout=out_write, stderr=err_write
-            )
+            view = entry.view
+            process = self._processes.shell(view.cmd, account=account, env=env, cwd=view.cwd, stdout=out_write, stderr=err_write)
         except OSError:
             os.close(out_read)
             os.close(err_read)
@@ -144,19 +143,17 @@ class Commands:
         if not done:
             entry.reason = entry.reason or "timed_out"
             await end_session(process.pid, TIMEOUT_GRACE)
-        end = await process.exited
+        end = await process.wait()
         await drained(pumps)
-        killed = end.signal == signal.SIGKILL or end.code == 128 + signal.SIGKILL
-        reason = entry.reason or ("guest_oom" if killed and guest_oom_kills() > oom_kills else "signal" if end.signal else "exited")
-        name = signal.Signals(end.signal).name if end.signal else None
-        self._finish(entry, end_reason=reason, exit_code=end.code, signal_name=name, cpu_seconds=end.cpu_seconds)
+        reason = entry.reason or end_reason(end, oom_killed=guest_oom_kills() > oom_kills)
+        self._finish(entry, reason, exit_code=end.code, by_signal=signal_name(end.signal), cpu_seconds=end.cpu_seconds)
 
     def _finish(
-        self, entry: Entry, *, end_reason: str, exit_code: int | None = None, signal_name: str | None = None, cpu_seconds: float = 0.0
+        self, entry: Entry, reason: str, *, exit_code: int | None = None, by_signal: str | None = None, cpu_seconds: float = 0.0
     ) -> None:
         entry.view = replace(
-            entry.view, running=False, ended_at=time.time(), exit_code=exit_code, signal=signal_name,
-            timed_out=end_reason == "timed_out", end_reason=end_reason, cpu_seconds=round(cpu_seconds, 3),
+            entry.view, running=False, ended_at=time.time(), exit_code=exit_code, signal=by_signal,
+            timed_out=reason == "timed_out", end_reason=reason, cpu_seconds=round(cpu_seconds, 3),
         )  # fmt: skip
         self._record(entry)
         entry.ended.set()
@@ -186,7 +183,7 @@ class Commands:
             self._entries[entry.view.exec_id] = entry
             entry.ended.set()
             if entry.view.running:
-                self._finish(entry, end_reason="boxd_restarted")
+                self._finish(entry, "boxd_restarted")
 
     def _spools(self, exec_id: str) -> tuple[Spool, Spool]:
         return Spool(self._output / f"{exec_id}.out", self._budget), Spool(self._output / f"{exec_id}.err", self._budget)
@@ -223,6 +220,14 @@ def check_startable(cmd: str, cwd: str, env: Mapping[str, str]) -> None:
         raise Refused(400, "bad_request", "env needs names without '=', and no NUL bytes.")
     if "\0" in cwd or not Path(cwd).is_dir():
         raise Refused(400, "cwd_not_found", f"The folder {cwd[:256]!r} does not exist in the box.", remedy="Make it, or name another.")
+
+
+def end_reason(end: Exit, *, oom_killed: bool) -> str:
+    """Why a command ended that boxd did not end. `oom_killed`: the kernel killed for want of memory meanwhile (report 12)."""
+    killed = end.signal == signal.SIGKILL or end.code == 128 + signal.SIGKILL  # itself, or a child whose end bash passes on
+    if killed and oom_killed:
+        return "guest_oom"
+    return "signal" if end.signal else "exited"
 
 
 def guest_oom_kills() -> int:

@@ -77,7 +77,7 @@ class Desktop:
             started = loop.time()
             process = self._processes.spawn(argv, account=root, env=environment(root, self.variables, {}))
             self._up[part] = True
-            await process.exited
+            await process.wait()
             self._up[part] = False
             pause = 0.25 if loop.time() - started > STEADY else min(pause * 2, LONGEST_PAUSE)
             await asyncio.sleep(pause)

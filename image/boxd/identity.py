@@ -29,6 +29,7 @@ from .protocol import Restore, Restored
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207  # include/uapi/linux/random.h
 MS_NOATIME = 1024
 WORK = Path("/work")
+BEFORE_RESTORE = frozenset({"/v1/health", "/v1/settle"})  # what a guest that is no one's yet does all the same
 CLOCK_EVERY = 60.0  # seconds between two looks at the RTC
 CLOCK_TOLERANCE = 1.5  # seconds; the RTC itself tells whole seconds only
 
@@ -42,6 +43,7 @@ class System(Protocol):
     def set_machine_id(self, machine_id: str) -> None: ...
     def set_hostname(self, hostname: str) -> None: ...
     def mount_work(self) -> None: ...
+    def settle(self, *, drop_caches: bool) -> None: ...
     def work_mounted(self) -> bool: ...
     def network_up(self) -> bool: ...
 
@@ -85,6 +87,11 @@ class Guest:
             os.chown(WORK, 0, grp.getgrnam("tester").gr_gid)
             WORK.chmod(0o2775)
 
+    def settle(self, *, drop_caches: bool) -> None:
+        os.sync()
+        if drop_caches:
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+
     def work_mounted(self) -> bool:
         return WORK.is_mount()
 
@@ -119,7 +126,7 @@ class Identity:
         """Raises Refused unless the request may go on: the right token, and an open box."""
         if not self._carries(request, self._token):
             raise Refused(401, "unauthorised", "The bearer token is not this generation's.")
-        if not self.open and request.path != "/v1/health":
+        if not self.open and request.path not in BEFORE_RESTORE:
             raise Refused(409, "not_restored", "The box waits for its restore request.")
 
     def restore(self, request: Request, wanted: Restore) -> Restored:

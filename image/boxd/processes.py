@@ -18,12 +18,14 @@ import termios
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .http1 import Refused
 
 PR_SET_CHILD_SUBREAPER = 36
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TAG = "BOXD_EXEC_ID"  # in every command's environment: tells a command's own session from a later one with the same number
+ARGUMENT_LIMIT = 128 * 1024  # MAX_ARG_STRLEN, its closing NUL included
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -57,10 +59,21 @@ class Exit:
     cpu_seconds: float  # of the process and the children it waited for
 
 
+def signal_name(number: int | None) -> str | None:
+    """"SIGKILL" for 9; a real-time signal has no name of its own."""
+    if number is None:
+        return None
+    return signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"
+
+
 @dataclass(frozen=True)
 class Process:
     pid: int
     exited: asyncio.Future[Exit]
+
+    async def wait(self) -> Exit:
+        """Its end; any number of tasks may wait, and each may be cancelled (which would cancel a future that is awaited bare)."""
+        return await asyncio.shield(self.exited)
 
 
 class Processes:
@@ -83,8 +96,10 @@ class Processes:
         stdout: int = subprocess.DEVNULL,
         stderr: int = subprocess.DEVNULL,
         tty: bool = False,
+        keep: Sequence[int] = (),
     ) -> Process:
-        """Starts `argv` as the leader of a new session; with `tty`, stdin becomes its controlling terminal. Raises OSError."""
+        """Starts `argv` as the leader of a new session, with the descriptors `keep` under their own numbers; with `tty`, stdin becomes
+        its controlling terminal. Raises OSError."""
         switch = {}
         if account.uid != os.geteuid():  # unswitched, Python can vfork: much the cheaper way
             switch = {"user": account.uid, "group": account.gid, "extra_groups": os.getgrouplist(account.name, account.gid)}
@@ -96,6 +111,7 @@ class Processes:
             stdout=stdout,
             stderr=stderr,
             start_new_session=True,
+            pass_fds=keep,
             preexec_fn=_take_terminal if tty else None,  # noqa: PLW1509 - boxd has no second thread that could hold a lock
             **switch,
         )
@@ -104,6 +120,14 @@ class Processes:
         exited: asyncio.Future[Exit] = self._loop.create_future()
         self._children[child.pid] = (child, exited)
         return Process(child.pid, exited)
+
+    def shell(self, cmd: str, **how: Any) -> Process:
+        """Like spawn, for a bash command line of any length. One argument of execve holds 128 KiB; a longer script comes as a file in memory."""
+        if len(script := cmd.encode(errors="surrogateescape")) < ARGUMENT_LIMIT:
+            return self.spawn(["/bin/bash", "-c", cmd], **how)
+        with open(os.memfd_create("cmd"), "wb", buffering=0) as file:
+            file.write(script)
+            return self.spawn(["/bin/bash", f"/proc/self/fd/{file.fileno()}"], keep=[file.fileno()], **how)
 
     def _reap(self) -> None:
         while True:

@@ -30,6 +30,11 @@ class Stop:
     grace_sec: float = 5.0
 
 
+@dataclass(frozen=True)
+class Settle:
+    drop_caches: bool = False
+
+
 class Boxd:
     """The daemon. Made inside the running loop; `run` serves until cancelled."""
 
@@ -71,6 +76,11 @@ class Boxd:
 
     async def restore(self, request: Request) -> Answer:
         return Json(to_wire(self._identity.restore(request, from_wire(Restore, request.body))))
+
+    async def settle(self, request: Request) -> Answer:
+        wanted = from_wire(Settle, request.body)
+        await asyncio.to_thread(self._system.settle, drop_caches=wanted.drop_caches)
+        return Json({})
 
     async def run_command(self, request: Request) -> Answer:
         entry = self._commands.start(from_wire(CommandSpec, request.body))
@@ -168,6 +178,7 @@ ROUTES: tuple[tuple[str, re.Pattern[str], Callable[..., Awaitable[Answer]]], ...
     for method, path, act in (
         ("GET", "/v1/health", Boxd.health),
         ("POST", "/v1/restore", Boxd.restore),
+        ("POST", "/v1/settle", Boxd.settle),
         ("POST", "/v1/commands", Boxd.run_command),
         ("GET", "/v1/commands", Boxd.list_commands),
         ("GET", _COMMAND, Boxd.show_command),

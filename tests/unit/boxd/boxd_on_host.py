@@ -1,4 +1,4 @@
-"""boxd itself as tests run it on a host: the real daemon, but a System that only writes down what it was asked to change.
+"""boxd itself as tests run it on a host: the real daemon, but with a System that only writes down what it was asked to change.
 
 Never give boxd its own System on a host: a restore would take the host's clock, name and machine-id.
 """

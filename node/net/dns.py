@@ -224,7 +224,7 @@ class Box:
             self.connections -= 1
 
     async def answer(self, message: bytes, ask: Ask, *, datagram: bool) -> bytes | None:
-        """What to send for a guest's message; None: nothing. Takes at most DEADLINE seconds. A datagram keeps to the size the guest takes."""
+        """What to send for a guest's message, after at most DEADLINE seconds; None: nothing. A datagram keeps to the guest's size."""
         self.counts.received_bytes += len(message)
         try:
             query = dns.read_query(message)

@@ -136,7 +136,7 @@ async def test_an_address_behind_the_floor_is_told_only_if_the_operator_allows_i
     assert box.counts.emptied == (0 if told else 1)
 
 
-async def test_a_silent_server_is_passed_over_and_then_the_guest_is_told(box: Box, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_silent_server_is_passed_over_then_the_guest_is_told(box: Box, autojump_clock: trio.testing.MockClock) -> None:
     tried = []
 
     async def ask(server: str, query: Query, number: int) -> bytes:
@@ -172,7 +172,7 @@ async def test_an_answer_too_long_for_a_datagram_is_cut_and_marked_truncated(box
     assert len(message.read_addresses(whole, EXAMPLE, 7)) == 100
 
 
-async def test_a_box_that_floods_is_met_with_silence_until_its_bucket_fills_again(box: Box, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_box_that_floods_is_met_with_silence_until_its_bucket_fills(box: Box, autojump_clock: trio.testing.MockClock) -> None:
     question = message.write_query(EXAMPLE, 7)
     box.bucket = Bucket(at=trio.current_time())
     answers = [await box.answer(question, says(), datagram=True) for _ in range(int(dns.BURST) + 10)]

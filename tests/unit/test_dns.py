@@ -130,8 +130,7 @@ async def test_an_answer_comes_back_under_the_guests_own_id(box: Box) -> None:
 
 
 @pytest.mark.parametrize(("address", "told"), [(b"\x0a\0\0\1", False), (b"\x0a\7\0\1", True), (b"\xa9\xfe\xa9\xfe", False)])
-async def test_an_address_behind_the_floor_is_told_only_if_the_operator_allows_it(box: Box, address: bytes, told: bool
-) -> None:  # report 45
+async def test_an_address_behind_the_floor_is_told_only_if_allowed(box: Box, address: bytes, told: bool) -> None:  # report 45
     reply = await asked(box, EXAMPLE, says(b"\xcb\0\x71\7", address))
     assert len(message.read_addresses(reply, EXAMPLE, EXAMPLE.id)) == (2 if told else 0)
     assert box.counts.emptied == (0 if told else 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ Value = TypeVar("Value")
 View = TypeVar("View", bound=BaseModel)
 
 ANSWER = 15.0  # seconds for an answer, beyond what it was asked to wait for
+SETTLE = 120.0  # seconds: a guest may have a GiB to write
 PIECE = 60.0  # seconds between two pieces of a stream; boxd ends a quiet one after 20 s
 
 
@@ -87,11 +87,9 @@ class Guest:
         """SIGTERM to the command's process group, SIGKILL after `grace` seconds; also what an ended command left behind in it."""
         return await self._command(exec_id, "POST", f"{_path(exec_id)}/stop", {"grace_sec": grace}, wait=grace)
 
-    async def settle(self) -> None:
-        """The guest's dirty pages are on its disks."""
-        command = await self.run(RunCommand(exec_id=f"settle-{secrets.token_hex(8)}", cmd="sync", cwd="/", timeout_sec=60), wait=60)
-        if command.exit_code != 0:
-            raise GuestError("the guest could not write its memory to its disks", cause=f"sync: {command.end_reason}")
+    async def settle(self, *, drop_caches: bool = False) -> None:
+        """The guest's dirty pages are on its disks; a template's page cache is dropped as well. Answered before the restore too."""
+        await self._ask("POST", "/v1/settle", {"drop_caches": drop_caches}, timeout=SETTLE)
 
     async def output(self, exec_id: str, stream: str, *, offset: int = 0, follow: bool = False) -> AsyncGenerator[bytes, None]:
         """The kept bytes of `stdout` or `stderr` from `offset` on; with `follow` until the command has ended. A line of its own says

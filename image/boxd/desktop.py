@@ -83,7 +83,7 @@ class Desktop:
             await asyncio.sleep(pause)
 
     async def _display_there(self) -> None:
-        while not (self._up["server"] and SOCKET.exists()):  # noqa: ASYNC110, ASYNC240 - a socket's birth sends no event; /tmp is quick
+        while not (self._up["server"] and SOCKET.exists()):  # noqa: ASYNC110 - a socket's birth sends no event
             await asyncio.sleep(0.1)
 
 

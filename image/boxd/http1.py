@@ -27,7 +27,7 @@ IDLE_DEADLINE = 600.0  # seconds that a connection may lie unused
 WRITE_DEADLINE = 600.0  # seconds that a reader may leave a chunk unread
 
 
-class Refused(Exception):  # noqa: N818 - a refusal is an answer
+class Refused(Exception):
     """An answer with a 4xx or 5xx status and a Problem-like body."""
 
     def __init__(self, status: int, code: str, message: str, cause: str = "", remedy: str = "") -> None:

@@ -102,6 +102,8 @@ class Spool:
                 self._fd = os.open(last.path, os.O_WRONLY | os.O_APPEND)
             return last
         self.close()
+        if last and not last.size:
+            self._drop(last)
         tails = [segment for segment in self._segments if segment.start]
         if len(tails) >= TAIL_SEGMENTS:
             self._drop(tails[0])
@@ -126,7 +128,7 @@ class Spool:
     def read(self, offset: int, size: int = CHUNK) -> tuple[int, bytes]:
         """(true offset, bytes): the first kept bytes at or behind `offset`; no bytes at the end."""
         for segment in self._segments:
-            if segment.end > offset:
+            if segment.end > max(offset, segment.start):
                 start = max(offset, segment.start)
                 with segment.path.open("rb") as file:
                     return start, os.pread(file.fileno(), min(size, segment.end - start), start - segment.start)

@@ -122,10 +122,10 @@ class Processes:
         return Process(child.pid, exited)
 
     def shell(self, cmd: str, **how: Any) -> Process:
-        """Like spawn, for a bash command line of any length. One argument of execve holds 128 KiB; a longer script comes as a file in memory."""
+        """Like spawn, for a bash command line of any length: what execve takes as no argument comes as a file in memory."""
         if len(script := cmd.encode(errors="surrogateescape")) < ARGUMENT_LIMIT:
             return self.spawn(["/bin/bash", "-c", cmd], **how)
-        with open(os.memfd_create("cmd"), "wb", buffering=0) as file:
+        with os.fdopen(os.memfd_create("cmd"), "wb", buffering=0) as file:
             file.write(script)
             return self.spawn(["/bin/bash", f"/proc/self/fd/{file.fileno()}"], keep=[file.fileno()], **how)
 

@@ -39,6 +39,9 @@ class Notebook:
     def set_hostname(self, hostname: str) -> None:
         self._note("hostname", hostname)
 
+    def settle(self, *, drop_caches: bool) -> None:
+        self._note("settle", drop_caches)
+
     def mount_work(self) -> None:
         self._note("work", None)
 

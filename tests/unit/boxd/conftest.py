@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -53,6 +53,24 @@ def running_boxd(folder: Path) -> Iterator[HostBoxd]:
             yield HostBoxd(int(process.stdout.readline().split()[1]), process.pid, folder)
         finally:
             process.kill()
+
+
+async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Waits for what the kernel or boxd does without telling anyone."""
+    with trio.fail_after(20):
+        while not await holds():  # noqa: ASYNC110 - no event comes
+            await trio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def gone(pid: int) -> bool:
+    return not alive(pid)
 
 
 def restore(generation: int = 1, token: str = TOKEN) -> Restore:

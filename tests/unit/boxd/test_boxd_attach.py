@@ -7,7 +7,7 @@ import os
 import signal
 import struct
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import pytest
 import trio
@@ -16,6 +16,8 @@ from image.boxd.protocol import FRAME_HEADER, Frame
 from node.errors import GuestError
 from node.guest import AttachedCommand, Guest
 from node.protocol import AttachBox
+
+from .conftest import eventually, gone
 
 WITHIN = 20.0
 
@@ -108,9 +110,7 @@ async def test_a_client_that_leaves_or_talks_nonsense_takes_the_command_along(gu
         pid = int((await Reader(attached).until(lambda got: got[Frame.STDOUT]))[Frame.STDOUT])
         if nonsense:
             await attached.send(nonsense)
-    with trio.fail_after(WITHIN):
-        while Path(f"/proc/{pid}").exists():
-            await trio.sleep(0.01)
+    await eventually(partial(gone, pid))
 
 
 async def test_a_background_child_does_not_hold_up_the_exit(guest: Guest) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from node.errors import GuestError
 from node.guest import Guest
 from node.protocol import OutputView, RunCommand, WaitCommand
 
-from .conftest import FIRST_TOKEN, TOKEN, HostBoxd, restore, running_boxd
+from .conftest import FIRST_TOKEN, TOKEN, HostBoxd, alive, eventually, gone, restore, running_boxd
 
 Make = Callable[..., RunCommand]
 WAIT = 20.0
@@ -32,19 +33,6 @@ def text(output: OutputView | None) -> str:
 async def fetch(guest: Guest, exec_id: str, *, follow: bool = False, offset: int = 0) -> bytes:
     async with aclosing(guest.output(exec_id, "stdout", follow=follow, offset=offset)) as chunks:
         return b"".join([chunk async for chunk in chunks])
-
-
-async def eventually(holds: Callable[[], bool]) -> None:
-    with trio.fail_after(WAIT):
-        while not holds():
-            await trio.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 async def test_a_command_tells_its_streams_apart_and_its_exit_code(guest: Guest, command: Make) -> None:
@@ -92,9 +80,11 @@ async def test_what_a_background_child_prints_after_the_end_is_kept(guest: Guest
     view = await guest.run(command(f"(read < {gate}; echo late) & echo early"), wait=WAIT)
     assert text(view.stdout) == "early\n"
     await trio.to_thread.run_sync(gate.write_text, "go\n")
-    with trio.fail_after(WAIT):
-        while await fetch(guest, view.exec_id) != b"early\nlate\n":
-            await trio.sleep(0.01)
+
+    async def is_kept() -> bool:
+        return await fetch(guest, view.exec_id) == b"early\nlate\n"
+
+    await eventually(is_kept)
 
 
 async def test_a_command_out_of_time_is_killed_with_its_tree_and_says_so(guest: Guest, command: Make) -> None:
@@ -102,7 +92,7 @@ async def test_a_command_out_of_time_is_killed_with_its_tree_and_says_so(guest: 
     view = await guest.run(command("trap '' TERM; sleep 60 & set -m; sleep 61 & echo $!; jobs -p; wait", timeout_sec=0.3), wait=WAIT)
     assert (view.timed_out, view.end_reason, view.running) == (True, "timed_out", False)
     for pid in map(int, text(view.stdout).split()):
-        await eventually(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+        await eventually(partial(gone, pid))
 
 
 async def test_running_commands_are_listed_with_pid_and_stopped_by_name(guest: Guest, command: Make) -> None:
@@ -126,8 +116,11 @@ async def test_a_thousand_orphans_leave_no_zombie_and_no_exit_code_is_lost(boxd:
     # report 8
     view = await guest.run(command("for i in $(seq 1000); do (true &); done; exit 7"), wait=60)
     assert view.exit_code == 7
-    children = Path(f"/proc/{boxd.pid}/task/{boxd.pid}/children")
-    await eventually(lambda: not children.read_text().split())
+
+    async def childless() -> bool:
+        return not Path(f"/proc/{boxd.pid}/task/{boxd.pid}/children").read_text().split()
+
+    await eventually(childless)
 
 
 async def test_the_same_exec_id_starts_once(guest: Guest, command: Make, tmp_path: Path) -> None:

@@ -18,12 +18,19 @@ from node.guest import Guest
 
 from .conftest import FIRST_TOKEN, TOKEN, HostBoxd, restore, running_boxd
 
-START = {"machine_id": "0123456789abcdef" * 2, "hostname": "box-abc", "mount_work": True, "x_cookie": "00" * 16}
+START: dict[str, Any] = {"machine_id": "0123456789abcdef" * 2, "hostname": "box-abc", "mount_work": True, "x_cookie": "00" * 16}
 
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[HostBoxd]:
     with running_boxd(tmp_path) as boxd:
+        yield boxd
+
+
+@pytest.fixture(scope="module")
+def shut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostBoxd]:
+    """One that no test opens."""
+    with running_boxd(tmp_path_factory.mktemp("shut")) as boxd:
         yield boxd
 
 
@@ -41,7 +48,7 @@ async def code_of(guest: Guest, wanted: Restore | None = None) -> str:
 async def test_a_start_gives_the_guest_all_that_makes_it_one_of_its_own(fresh: HostBoxd) -> None:
     guest = fresh.guest(FIRST_TOKEN)
     assert (await guest.status()).ready
-    wanted = replace(restore(), **START)  # type: ignore[arg-type]
+    wanted = replace(restore(), **START)
     restored = await guest.restore(wanted)
     assert (restored.generation, restored.ready) == (1, True)
     await guest.commands()
@@ -53,9 +60,9 @@ async def test_a_start_gives_the_guest_all_that_makes_it_one_of_its_own(fresh: H
     assert (fresh.folder / "Xauthority").stat().st_mode & 0o777 == 0o640
 
 
-async def test_before_its_restore_a_box_says_only_how_it_is(fresh: HostBoxd) -> None:
-    assert await code_of(fresh.guest(FIRST_TOKEN)) == "not_restored"
-    assert await code_of(fresh.guest("another-token-altogether")) == "unauthorised"
+async def test_before_its_restore_a_box_says_only_how_it_is(shut: HostBoxd) -> None:
+    assert await code_of(shut.guest(FIRST_TOKEN)) == "not_restored"
+    assert await code_of(shut.guest("another-token-altogether")) == "unauthorised"
 
 
 async def test_a_restore_ends_the_token_before_it(fresh: HostBoxd) -> None:
@@ -84,13 +91,13 @@ async def test_a_generation_never_goes_back(fresh: HostBoxd) -> None:
     guest.abort()
 
 
-@pytest.mark.parametrize("step", ["entropy", "clock", "machine-id", "hostname", "work"])
-async def test_a_step_that_fails_leaves_the_box_shut_and_is_named(fresh: HostBoxd, step: str) -> None:
-    (fresh.folder / "notes.fails").write_text(step)
-    guest = fresh.guest(FIRST_TOKEN)
-    with pytest.raises(GuestError, match=step):
-        await guest.restore(replace(restore(), **START))  # type: ignore[arg-type]
-    assert await code_of(guest) == "not_restored"
+async def test_a_step_that_fails_leaves_the_box_shut_and_is_named(fresh: HostBoxd) -> None:
+    for step in ("entropy", "clock", "machine-id", "hostname", "work"):
+        (fresh.folder / "notes.fails").write_text(step)
+        guest = fresh.guest(FIRST_TOKEN)
+        with pytest.raises(GuestError, match=step):
+            await guest.restore(replace(restore(), **START))
+        assert await code_of(guest) == "not_restored"
     (fresh.folder / "notes.fails").unlink()
     guest = fresh.guest(FIRST_TOKEN)
     await guest.restore(restore())
@@ -110,17 +117,17 @@ async def test_a_failed_restore_after_a_thaw_shuts_what_was_open(fresh: HostBoxd
 @pytest.mark.parametrize(
     "odd",
     [
-        {"entropy": base64.b64encode(bytes(63)).decode()}, {"entropy": "no base64!"}, {"token": "short"}, {"token": "with a space in between"},
+        {"entropy": base64.b64encode(bytes(63)).decode()}, {"entropy": "no base64!"}, {"token": "short"}, {"token": "a token with spaces"},
         {"realtime": 0.0}, {"machine_id": "x" * 32}, {"hostname": "a b"}, {"hostname": "-a"}, {"x_cookie": "00"},
     ],
 )  # fmt: skip
-async def test_a_restore_that_makes_no_sense_changes_nothing(fresh: HostBoxd, odd: dict[str, Any]) -> None:
-    assert await code_of(fresh.guest(FIRST_TOKEN), replace(restore(), **odd)) == "bad_request"
-    assert not (fresh.folder / "notes").exists()
+async def test_a_restore_that_makes_no_sense_changes_nothing(shut: HostBoxd, odd: dict[str, Any]) -> None:
+    assert await code_of(shut.guest(FIRST_TOKEN), replace(restore(), **odd)) == "bad_request"
+    assert not (shut.folder / "notes").exists()
 
 
-async def test_health_is_measured(fresh: HostBoxd) -> None:
-    guest = fresh.guest(FIRST_TOKEN)
+async def test_health_is_measured(shut: HostBoxd) -> None:
+    guest = shut.guest(FIRST_TOKEN)
     health = await guest.health()
     guest.abort()
     assert health.healthy

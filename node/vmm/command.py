@@ -6,7 +6,8 @@ QEMU gets descriptors, never paths, so that it needs no rights on the host's fol
     fd=N             sockets and the tap
 
 A saved state fits only the machine that made it, to the letter: every option of the board is said (defaults shift between versions of
-QEMU), every device has an id and a bus, and the order of the disks is fixed. `machine_key` is what a template is kept under.
+QEMU), every device has an id, and
+their order is fixed, each takes the next free slot. `machine_key` is what a template is kept under.
 """
 
 from __future__ import annotations
@@ -21,13 +22,10 @@ Accel = Literal["kvm", "tcg"]
 GUEST_MAC = "02:00:00:00:00:02"
 BOARD = (
     "microvm,acpi=on,rtc=on,pit=on,pic=on,ioapic2=on,pcie=off,usb=off,isa-serial=on"
-    ",graphics=off,auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off"
+    ",auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off"
 )
 TRANSLATION_CACHE_MIB = 256  # TCG's own memory a box, counted in MachineSpec.overhead
 PROCESS_MIB = 96  # QEMU's other memory: measured 55-70 MiB
-
-# Disks, card and the rest sit on virtio-mmio buses by number: the guest finds the root disk first, as /dev/vda.
-ROOT, WORK, CARD, RNG, BALLOON = (f"virtio-mmio-bus.{slot}" for slot in range(5))
 
 STATE_SET, CONSOLE_SET, BASE_SET, WORK_SET, KVM_SET, FIRST_OVERLAY_SET = 1, 2, 3, 4, 5, 10
 
@@ -110,14 +108,14 @@ def qemu_argv(spec: MachineSpec, fds: Descriptors, name: str = "box") -> list[st
         "-chardev", f"file,id=console,path=/dev/fdset/{CONSOLE_SET},append=on",
         "-serial", "chardev:console",
         *_root_disk(fds),
-        "-device", f"virtio-blk-device,id=root,bus={ROOT},drive=overlay{len(fds.overlays)},serial=root",
+        "-device", f"virtio-blk-device,id=root,drive=overlay{len(fds.overlays)},serial=root",
         *_given(WORK_SET, fds.work),
         "-blockdev", f"driver=raw,node-name=work,discard=unmap,file.driver=file,file.filename=/dev/fdset/{WORK_SET},file.discard=unmap",
-        "-device", f"virtio-blk-device,id=work,bus={WORK},drive=work,serial=work",
+        "-device", "virtio-blk-device,id=work,drive=work,serial=work",
         "-netdev", "hubport,id=net,hubid=0" if fds.tap is None else f"tap,id=net,fd={fds.tap},vhost=off",
-        "-device", f"virtio-net-device,id=card,bus={CARD},netdev=net,mac={GUEST_MAC}",
-        "-device", f"virtio-rng-device,id=rng,bus={RNG}",
-        "-device", f"virtio-balloon-device,id=balloon,bus={BALLOON},free-page-reporting=on",
+        "-device", f"virtio-net-device,id=card,netdev=net,mac={GUEST_MAC}",
+        "-device", "virtio-rng-device,id=rng",
+        "-device", "virtio-balloon-device,id=balloon,free-page-reporting=on",
     ]
     # fmt: on
     if fds.token is not None:  # by descriptor: argv is world-readable

@@ -112,7 +112,7 @@ class Machine:
             try:
                 await self._save(path)
             except BaseException:
-                path.unlink(missing_ok=True)  # noqa: ASYNC240 (a small file)
+                path.unlink(missing_ok=True)
                 with suppress(VmError):
                     await self.cont()
                 raise

@@ -6,6 +6,7 @@ Every failure comes out as a Failure: no daemon -> NotRunning, a typed error of 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,27 +20,26 @@ from node.cli.show import Report
 ANSWER = 60.0  # seconds for a plain answer; an observation never waits for a guest, a wake does
 SILENCE = 30.0  # seconds without a line during an operation: `alive` comes every 5
 LONGEST_LINE = 8 << 20
+UNKEPT = httpx2.Limits(max_keepalive_connections=0)
 
 
 class Api:
-    """A daemon called `name`. One connection pool; close with `close()` or leave it to the end of the process."""
+    """A daemon called `name`. A connection lives as long as its request: nothing is to be closed."""
 
-    def __init__(self, name: str, client: httpx2.Client) -> None:
+    def __init__(self, name: str, client: httpx2.Client, path: Path | None = None) -> None:
         self._name = name
         self._client = client
+        self._path = path
 
     @classmethod
     def on_socket(cls, name: str, path: Path) -> Api:
-        transport = httpx2.HTTPTransport(uds=str(path))
-        return cls(name, httpx2.Client(transport=transport, base_url="http://local", trust_env=False, timeout=ANSWER))
+        transport = httpx2.HTTPTransport(uds=str(path), limits=UNKEPT)
+        return cls(name, httpx2.Client(transport=transport, base_url="http://local", trust_env=False, timeout=ANSWER), path)
 
     @classmethod
     def on_url(cls, name: str, url: str, key: str) -> Api:
         headers = {"Authorization": f"Bearer {key}"}
-        return cls(name, httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=ANSWER))
-
-    def close(self) -> None:
-        self._client.close()
+        return cls(name, httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=ANSWER, limits=UNKEPT))
 
     def ask(self, method: str, path: str, body: Any = None, *, timeout: float = ANSWER) -> dict[str, Any]:
         """One request, one JSON object."""
@@ -81,13 +81,15 @@ class Api:
         if not answer.is_error:
             return
         try:
-            problem = json.loads(answer.content)["error"]
+            told = json.loads(answer.content)
+            problem = told["error"]
         except (ValueError, KeyError, TypeError):
             problem = None
-        if isinstance(problem, dict):
+        if isinstance(problem, dict):  # the node's form
             raise from_problem(problem)
-        text = f": {problem}" if isinstance(problem, str) else ""
-        raise Failure(f"the {self._name} answered HTTP {answer.status_code}{text}", remedy="`boxctl status` says where its log is.")
+        if isinstance(problem, str):  # the coordinator's, which agents' adapters expect (CONTRACT 2.4)
+            raise from_problem({"hop": "coordinator", **told, "message": problem})
+        raise Failure(f"the {self._name} answered HTTP {answer.status_code}", remedy="`boxctl status` says where its log is.")
 
     def _object(self, data: str | bytes) -> dict[str, Any]:
         try:
@@ -100,15 +102,28 @@ class Api:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
+        if self._path:
+            self._knock(self._path)
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            if "Permission denied" in str(error):
-                raise Failure(f"you may not ask the {self._name}", cause=str(error), remedy="Run boxctl as root.") from error
-            raise NotRunning(f"the {self._name} is not running", cause=str(error), remedy="Start it: `boxctl up`.") from error
+            raise self._not_running(error) from error
         except httpx2.TimeoutException as error:
             raise Failure(f"the {self._name} did not answer in time", remedy="See how it is: `boxctl status`, `boxctl doctor`.") from error
         except httpx2.TransportError as error:
-            raise Failure(
-                f"the link to the {self._name} broke", cause=str(error), remedy="The work goes on if the daemon does: `boxctl status`."
-            ) from error
+            remedy = "The work goes on if the daemon does: `boxctl status`."
+            raise Failure(f"the link to the {self._name} broke", cause=str(error), remedy=remedy) from error
+
+    def _knock(self, path: Path) -> None:
+        """Tells apart, by the kernel's own error, why nobody answers; httpx2 has only words for it."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(ANSWER)
+            try:
+                client.connect(str(path))
+            except PermissionError as error:
+                raise Failure(f"you may not ask the {self._name}", cause=str(path), remedy="Run boxctl as root.") from error
+            except OSError as error:
+                raise self._not_running(error) from error
+
+    def _not_running(self, error: Exception) -> NotRunning:
+        return NotRunning(f"the {self._name} is not running", cause=str(error), remedy="Start it: `boxctl up`.")

@@ -131,7 +131,7 @@ def start(
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def run(  # noqa: PLR0917  typer reads the order
+def run(
     box: Box,
     command: Annotated[list[str], typer.Argument(help="One word is a bash line; several are a program and its arguments.")],
     cwd: Cwd = "/work",

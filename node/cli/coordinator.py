@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from node.cli.api import Api
 from node.cli.failure import Failure
@@ -35,21 +37,21 @@ class Coordinator:
 
     @cached_property
     def _rest(self) -> Api:
-        return Api.on_url("coordinator", str(self.status()["localUrl"]), self.key)
+        return Api.on_url("coordinator", str(self.status()["url"]), self.key)
 
     def status(self) -> Mapping[str, Any]:
-        """{pid, version, url, mcpUrl, apiUrl, ...}"""
+        """{pid, version, url, mcpUrl, apiUrl, ...}: coordinator/rest/admin.py has the shapes of all that is asked here."""
         return self._admin.ask("GET", "/v1/status")
 
     def keys(self) -> list[Mapping[str, Any]]:
         return list(self._admin.ask("GET", "/v1/keys")["keys"])
 
     def create_key(self, name: str) -> Mapping[str, Any]:
-        """{name, key, ...}; the key in the clear, this once."""
+        """{key, name, account}; the key in the clear, this once."""
         return self._admin.ask("POST", "/v1/keys", {"name": name})
 
     def revoke_key(self, name: str) -> Mapping[str, Any]:
-        return self._admin.ask("DELETE", f"/v1/keys/{name}")
+        return self._admin.ask("DELETE", f"/v1/keys/{quote(name, safe='')}")
 
     def nodes(self) -> list[Mapping[str, Any]]:
         return list(self._admin.ask("GET", "/v1/nodes")["nodes"])
@@ -59,7 +61,7 @@ class Coordinator:
         return self._admin.ask("POST", "/v1/nodes/tokens", {"name": name})
 
     def remove_node(self, node: str) -> None:
-        self._admin.ask("DELETE", f"/v1/nodes/{node}")
+        self._admin.ask("DELETE", f"/v1/nodes/{quote(node, safe='')}")
 
     def key_works(self) -> bool:
         return bool(self.key) and self._rest.accepts("/v1/boxes")
@@ -70,7 +72,7 @@ class Coordinator:
             return False
         self.key = str(self.create_key(LOCAL_KEY_NAME)["key"])
         write_secret(self._places.local_key, self.key + "\n")
-        del self.__dict__["_rest"]
+        self.__dict__.pop("_rest", None)  # that one sends the key of before
         return True
 
     def start_box(self, name: str, goal: str, flavour: str | None, size: int, report: Report) -> Mapping[str, Any]:
@@ -80,10 +82,11 @@ class Coordinator:
 
     def stop_box(self, box: str, delete: bool, report: Report) -> Mapping[str, Any]:
         report(f"box {box}", None)
-        return self._rest.ask("POST", f"/v1/boxes/{box}/stop", {"delete": delete}, timeout=START)
+        method, path = ("DELETE", "") if delete else ("POST", "/stop")
+        return self._rest.ask(method, f"/v1/boxes/{box}{path}", timeout=START)
 
 
-def write_secret(path: Any, text: str) -> None:
+def write_secret(path: Path, text: str) -> None:
     """Replaces a 0600 file in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")

@@ -53,7 +53,7 @@ class Daemon:
             pid = int(self.pid_file.read_text())
         except (FileNotFoundError, ValueError):
             return None
-        return pid if self.module in command_line(pid) else None
+        return pid if is_alive(pid) and self.module in (command_line(pid) or [self.module]) else None
 
     def start(self) -> int:
         """Starts it as a session of its own, its output appended to the log. It stays when boxctl ends."""
@@ -111,10 +111,18 @@ def listener_of(path: Path) -> int | None:
     return int(pid) or None
 
 
-def command_line(pid: int) -> list[str]:
-    """The arguments of a process; none of one that is gone or a zombie."""
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a process; none while it is just being made."""
+    try:
+        return [word for word in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0") if word]
     except (FileNotFoundError, ProcessLookupError):
         return []
 
@@ -128,7 +136,7 @@ def _end(pid: int, number: signal.Signals, deadline: float) -> bool:
     try:
         signal.pidfd_send_signal(descriptor, number)
         end = time.monotonic() + deadline
-        while command_line(pid) not in ([], [""]):
+        while is_alive(pid):
             if time.monotonic() > end:
                 return False
             time.sleep(POLL)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Failure(Exception):  # noqa: N818  the word for it on the screen, too
+class Failure(Exception):
     """`str(error)` says what failed; `cause` why, `remedy` what to do next."""
 
     exit_code = 1
@@ -39,7 +39,8 @@ def from_problem(problem: Mapping[str, Any]) -> Failure:
     code = str(problem.get("code", "unknown"))
     kind = NotFound if code.endswith("_not_found") else Failure
     message = str(problem.get("message") or code)
-    cause = ", ".join(part for part in (str(problem.get("cause") or ""), f"{code} at the {problem.get('hop', 'node')}") if part)
+    where = f"{code} at the {problem.get('hop') or 'node'}"
+    cause = f"{problem['cause']}, {where}" if problem.get("cause") else where
     return kind(message, cause=cause, remedy=str(problem.get("remedy") or ""))
 
 

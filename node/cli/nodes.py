@@ -35,8 +35,7 @@ def show_node(node: Node, json: Json = False) -> None:
     if json:
         show.print_json(found)
         return
-    view = found.get("node") or {}
-    capacity = view.get("capacity") or {}
+    capacity = found.get("capacity") or {}
     show.print_fields(
         (
             ("id", found["id"]),
@@ -44,12 +43,14 @@ def show_node(node: Node, json: Json = False) -> None:
             ("state", found["state"]),
             ("address", found.get("address")),
             ("heard", show.ago(found.get("heardAt"))),
-            ("accel", view.get("accel")),
+            ("version", found.get("version")),
+            ("accel", found.get("accel")),
+            ("boxes", found.get("boxes")),
             ("memory", _used(capacity.get("memoryUsed"), capacity.get("memoryTotal"))),
             ("disk free", show.size(capacity.get("diskFree"))),
             ("vcpus", f"{capacity['vcpusUsed']} of {capacity['vcpus']}" if capacity else ""),
-            ("images", ", ".join(image["flavour"] for image in view.get("images", []))),
-            ("problem", (view.get("problem") or {}).get("message")),
+            ("images", ", ".join(image["flavour"] for image in found.get("images", []))),
+            ("problem", (found.get("problem") or {}).get("message")),
         )
     )
 
@@ -71,15 +72,14 @@ def remove(node: Node) -> None:
 
 
 def _find(node: str) -> Mapping[str, Any]:
-    found = [known for known in Coordinator(Places.from_environment()).nodes() if node in (known["id"], known.get("name"))]
+    found = [known for known in Coordinator(Places.from_environment()).nodes() if node in (known["id"], known["name"])]
     if not found:
         raise NotFound(f"there is no node {node!r}", remedy="See which there are: `boxctl node list`.")
     return found[0]
 
 
 def _row(node: Mapping[str, Any]) -> tuple[object, ...]:
-    boxes, heard = len(node.get("boxes", [])), show.ago(node.get("heardAt"))
-    return node["id"], node.get("name", ""), node["state"], node.get("address", ""), boxes, heard
+    return node["id"], node["name"], node["state"], node["address"], node.get("boxes", ""), show.ago(node.get("heardAt"))
 
 
 def _used(used: float | None, total: float | None) -> str:

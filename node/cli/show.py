@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +46,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
-    out().print(table)
+    console = out()
+    with console.capture() as rendered:
+        console.print(table)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in rendered.get().splitlines()))
 
 
 def print_fields(fields: Iterable[tuple[str, object]]) -> None:
@@ -105,10 +109,12 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TB"
 
 
-def ago(moment: float | None, now: float | None = None) -> str:
-    """A Unix time for people: "3 min ago", "in 2 h"."""
+def ago(moment: float | str | None, now: float | None = None) -> str:
+    """A time for people, "3 min ago", "in 2 h". The node tells Unix seconds, the coordinator ISO 8601."""
     if not moment:
         return ""
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment).timestamp()
     distance = (time.time() if now is None else now) - moment
     amount = duration(abs(distance))
     return f"{amount} ago" if distance >= 0 else f"in {amount}"

@@ -49,7 +49,7 @@ def _part(daemon: Daemon, ask: Callable[[], Part]) -> Part | None:
         answer = ask()
     except Failure as failure:
         answer = {"ready": False, "problem": {"message": str(failure), "cause": failure.cause, "remedy": failure.remedy}}
-    return {"pid": pid, **answer, "log": str(daemon.log)}
+    return {"pid": pid} | answer | {"pid": pid, "log": str(daemon.log)}
 
 
 def _row(name: str, part: Mapping[str, Any] | None) -> tuple[object, ...]:

@@ -66,7 +66,7 @@ def raw_terminal(descriptor: int) -> Iterator[None]:
     """Keys reach the box one by one, also Ctrl-C; afterwards the terminal is as it was."""
     before = termios.tcgetattr(descriptor)
     try:
-        tty.setraw(descriptor)
+        tty.setraw(descriptor, termios.TCSADRAIN)  # what was typed meanwhile is kept
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import trio
 import typer
 
 from node.cli import show
@@ -22,7 +21,6 @@ from node.cli.daemons import Daemon
 from node.cli.failure import Failure, from_problem
 from node.cli.images import ensure_image
 from node.config import Places
-from node.protocol import AttachBox
 
 HEALTHY = 60.0  # seconds for a daemon to answer; the node's first start tries KVM
 ENROLLED = 30.0
@@ -116,7 +114,10 @@ def ensure_running(daemon: Daemon, answers: Any) -> None:
 
 def first_box(places: Places, coordinator: Coordinator, flavour: str) -> None:
     """A box called "first box", the one of before if there is one, and a command in it."""
+    import trio
+
     from node.cli.terminal import run_quietly
+    from node.protocol import AttachBox
 
     boxes = Api.on_socket("node", places.node_socket).ask("GET", "/v1/boxes")["boxes"]
     mine = [box for box in boxes if box["name"] == FIRST_BOX and box["state"] in ("starting", "ready", "frozen")]

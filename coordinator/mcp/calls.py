@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -146,17 +147,23 @@ class Calls:
         return call
 
     def cancel(self, origin: Origin, request: RequestId) -> None:
-        """The client of that request waits no longer."""
-        if call := self._by_request.get((origin, request)):
+        """The client of that request waits no longer. Without a session a request's number names nothing: every client counts from 1."""
+        call = self._by_request.get((origin, request))
+        if call and origin.session:
             call.give_up()
 
     async def keep(self, call: Call) -> None:
         """Puts the call into the database; from now on its answer will be found there, also after a restart."""
         caller, arguments = self._callers.get(call.id, (None, {}))
-        request = {"id": call.request, "arguments": dict(arguments), "caller": asdict(caller) if caller else None}
+        request = {"id": call.request, "token": call.token, "arguments": dict(arguments), "caller": asdict(caller) if caller else None}
         record = CallRecord(call.id, call.origin.account, call.origin.session, call.tool, json.dumps(request), self._clock())
         call.kept = True
-        await self._database.run(store.add, record)
+        try:
+            await self._database.run(store.add, record)
+        except sqlite3.Error:  # a full disk must not cost the answer of a client that is still there
+            log.exception("call %s could not be stored", call.id)
+            call.kept = False
+            return
         if call.done:  # it ended while the row was written
             await self._store_answer(call, call.seq, call.events[-1].data)
         self._kept += 1
@@ -174,7 +181,7 @@ class Calls:
         if record is None or (record.account, record.session) != (origin.account, origin.session):
             return None
         saved = json.loads(record.request)
-        call = Call(saved.get("id", 0), origin, record.tool, token=None, modern=False, name=name)
+        call = Call(saved.get("id", 0), origin, record.tool, token=saved.get("token"), modern=False, name=name)
         call.kept = True
         if record.answer is not None and record.seq is not None:
             call.seq = record.seq - 1
@@ -242,7 +249,7 @@ class Calls:
     async def _store_answer(self, call: Call, seq: int, data: bytes) -> None:
         try:
             await self._database.run(store.finish, call.id, seq, data.decode())
-        except Exception:  # a full disk must not cost the answer of a client that is still there
+        except sqlite3.Error:
             log.exception("the answer of call %s could not be stored", call.id)
 
 

@@ -78,10 +78,15 @@ class Gate:
     ended: trio.Event = field(default_factory=trio.Event)
     runs: list[str] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    observed: list[tuple[str, str]] = field(default_factory=list)
 
     @asynccontextmanager
     async def context(self, caller: Caller, progress: Tell) -> AsyncIterator[Context]:
         yield WireContext(caller, progress, self)
+
+    def observe(self, tool: str, outcome: str, seconds: float) -> None:
+        assert seconds >= 0
+        self.observed.append((tool, outcome))
 
 
 class Nothing(Input):
@@ -143,7 +148,7 @@ async def endpoint(
 ) -> AsyncIterator[Endpoint]:
     """Leaving it cuts all calls, as a restart of the coordinator does."""
     async with trio.open_nursery() as nursery:
-        calls = Calls(nursery, cast(Database, database), gate.context, clock=time.time, tools=tools)
+        calls = Calls(nursery, cast(Database, database), gate.context, clock=time.time, observe=gate.observe, tools=tools)
         yield Endpoint(calls, keys or OneKey(), public_url="https://boxes.example.org")
         nursery.cancel_scope.cancel()
 

@@ -10,6 +10,8 @@ import pytest
 import trio
 
 from coordinator.mcp.endpoint import MAX_BODY
+from coordinator.store import calls as store
+from coordinator.store.calls import CallRecord
 from tests.unit.mcp_server import AUTH, BOTH, WIRE, Exchange, Gate, MemoryDatabase, OneKey, call, endpoint
 
 INITIALIZE = {
@@ -226,6 +228,33 @@ async def test_rule_12_a_cancel_ends_the_wait_and_not_the_work() -> None:
         first = exchange.body.split(b"id: ")[1].split(b"\n")[0].decode()
         late = await Exchange().run(app, "GET", None, {**session, "last-event-id": first})
         assert late.events[-1][1]["result"]["content"]
+
+
+async def test_a_full_disk_costs_the_resumption_and_not_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    database, gate, exchange = MemoryDatabase(), Gate(), Exchange()
+    database.connection.execute("PRAGMA query_only = ON")
+    async with endpoint(database, gate) as app, trio.open_nursery() as nursery:
+        nursery.start_soon(exchange.run, app, "POST", call("slow"), NEWEST)
+        await gate.began.wait()
+        await trio.sleep(0.1)
+        gate.open.set()
+    assert exchange.events[-1][1]["result"]["content"]
+
+
+async def test_what_became_of_a_call_is_counted_under_names_that_are_known() -> None:
+    gate = Gate()
+    async with endpoint(MemoryDatabase(), gate) as app:
+        for tool in ("shot", "full", "no-such-tool"):
+            await Exchange().run(app, "POST", call(tool))
+    assert gate.observed == [("shot", "ok"), ("full", "no_capacity"), ("unknown", "unknown_tool")]
+
+
+async def test_old_calls_are_forgotten() -> None:
+    connection = MemoryDatabase().connection
+    for number in range(10):
+        store.add(connection, CallRecord(f"c{number}", "a", "s", "slow", "{}", started_at=float(number)))
+    store.prune(connection, before=3.0, keep=5)
+    assert [store.find(connection, f"c{number}") is not None for number in range(10)] == [False] * 5 + [True] * 5
 
 
 async def test_a_stream_belongs_to_its_session_and_account() -> None:

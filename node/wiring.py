@@ -29,7 +29,7 @@ async def open_host(config: NodeConfig, log: Callable[[str], None]) -> AsyncIter
     images = ImageStore(places.images)
     memory_total = memory_of_host() - config.memory_reserve
     unit = config.unit_memory or fitting_unit(memory_total)
-    accel = await trio.to_thread.run_sync(probe.choose_accel, config.accel, places.run)
+    accel = await trio.to_thread.run_sync(probe.choose_accel, config.accel, places)
     host = Host(config, images, memory_total, unit, os.cpu_count() or 1, accel.name)
     if accel.name == "tcg" and not config.development:
         host.problem = NodeError(

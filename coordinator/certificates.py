@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -98,14 +99,9 @@ class Authority:
         self.renew()
 
     @classmethod
-    def load(cls, folder: Path, door_names: Sequence[str] = ("localhost", "127.0.0.1", "::1")) -> Authority:
+    def load(cls, folder: Path, door_names: Sequence[str]) -> Authority:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return cls(folder, door_names)
-
-    @property
-    def fleet_ca(self) -> Path:
-        """What a node on this host may be given to trust the fleet door at its first visit."""
-        return self.folder / "coordinator-ca.pem"
 
     def renew(self) -> None:
         """Issues the coordinator's own certificates where they are missing, near their end or short of a name."""
@@ -183,9 +179,7 @@ def _load_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not path.exists():
         key = ec.generate_private_key(ec.SECP256R1())
         _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    loaded = load_pem_private_key(path.read_bytes(), None)
-    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-    return loaded
+    return cast(ec.EllipticCurvePrivateKey, load_pem_private_key(path.read_bytes(), None))
 
 
 def _write(path: Path, data: bytes) -> None:

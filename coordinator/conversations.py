@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from coordinator.clock import Clock
 from coordinator.config import Presence as Periods
@@ -96,7 +96,7 @@ class Conversations:
         return agent_state(self._known.get(name), calls=self._calls[name], now=self._clock(), periods=self._periods)
 
     async def _heard(
-        self, account: str, conversation: str, client: str | None, *, at_once: bool = False, **signs: float
+        self, account: str, conversation: str, client: str | None, *, at_once: bool = False, **signs: Any
     ) -> None:
         name, now = (account, conversation), self._clock()
         presence = self._known.pop(name, None) or Presence(account, conversation)

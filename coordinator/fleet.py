@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import trio
 
@@ -71,11 +70,16 @@ class Fleet:
         for record in await self._database.run(table.every):
             self._admit(record)
 
+    @property
+    def ca(self) -> str:
+        """PEM: by this a node knows the fleet door at its first visit."""
+        return self._authority.coordinator.pem
+
     async def create_token(self, name: str) -> tuple[str, float]:
         """A one-time token with which one node may enrol, and when it ends."""
         token, now = f"bfn_{secrets.token_urlsafe(32)}", self._clock()
         expires_at = now + TOKEN_VALID
-        await self._database.run(partial(table.add_token, digest=digest(token), name=name, now=now, expires_at=expires_at))
+        await self._database.run(table.add_token, digest=digest(token), name=name, now=now, expires_at=expires_at)
         return token, expires_at
 
     async def enrol(self, request: Enrol) -> Enrolled:
@@ -91,8 +95,7 @@ class Fleet:
             raise Unauthorised("The enrolment token was used by another node", remedy="Make another: `boxctl node token`.")
         self._admit(record)
         log.info("node %s enrolled as %s at %s", name, node, request.address)
-        issuer = self._authority.coordinator.pem
-        return Enrolled(node_id=node, node_token=token, certificate=certificate, coordinator_ca=issuer, fleet_ca=issuer)
+        return Enrolled(node_id=node, node_token=token, certificate=certificate, coordinator_ca=self.ca, fleet_ca=self.ca)
 
     async def heartbeat(self, token: str, beat: Heartbeat) -> HeartbeatAnswer:
         """Takes a node's word about itself. Raises Unauthorised for the token of no node, or of another one."""
@@ -105,7 +108,7 @@ class Fleet:
             certificate = renewed or member.record.certificate
             member.record = replace(member.record, address=beat.address, certificate=certificate, seen_at=now)
             member.client = self._connect(node, beat.address)
-            await self._database.run(partial(table.seen, node, address=beat.address, certificate=certificate, now=now))
+            await self._database.run(table.seen, node, address=beat.address, certificate=certificate, now=now)
         if member.told_silent:
             log.info("node %s is back", node)
         before = {box.id: box.state for box in member.view.boxes} if member.view else None
@@ -121,7 +124,7 @@ class Fleet:
         """Notices silent nodes and renews the coordinator's certificates, for as long as it runs."""
         renewed_at = self._clock()
         while True:
-            await trio.sleep(1.0)
+            await trio.sleep(HEARTBEAT)
             for member in self._members.values():
                 if not member.told_silent and self.silent_for(member) is not None:
                     member.told_silent = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from functools import partial
 
 from coordinator.clock import Clock
 from coordinator.store import keys as table
@@ -33,8 +32,7 @@ class Keys:
     async def create(self, name: str, account: str = MAIN_ACCOUNT) -> tuple[str, Key]:
         """A new key in the clear, never to be had again, and its record."""
         secret = PREFIX + secrets.token_urlsafe(32)
-        add = partial(table.add, digest=digest(secret), name=name, account=account, now=self._clock())
-        return secret, await self._database.run(add)
+        return secret, await self._database.run(table.add, digest=digest(secret), name=name, account=account, now=self._clock())
 
     async def verify(self, secret: str) -> Key | None:
         """The key's record, or None for one that is unknown or revoked."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 
 from node.protocol import BoxState
 
@@ -27,7 +27,13 @@ class Metrics:
         )  # fmt: skip
         self._boxes = Gauge("boxfleet_boxes", "Boxes by state", ["state"], registry=self._registry)
         self._nodes = Gauge("boxfleet_nodes", "Nodes by state", ["state"], registry=self._registry)
-        self.tool_calls = Counter("boxfleet_tool_calls", "Tool calls over MCP", ["tool", "outcome"], registry=self._registry)
+        self._calls = Histogram(
+            "boxfleet_tool_call_seconds", "Tool calls over MCP", ["tool", "outcome"], registry=self._registry, buckets=QUICK
+        )
+
+    def tool_call(self, tool: str, outcome: str, seconds: float) -> None:
+        """A call ended with "ok" or an error's code; codes may come from a guest, so they are no label."""
+        self._calls.labels(tool, "ok" if outcome == "ok" else "failed").observe(seconds)
 
     @contextmanager
     def timed(self, operation: Operation) -> Iterator[None]:

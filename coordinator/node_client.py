@@ -35,12 +35,13 @@ CONNECT = 5.0  # s
 REJOIN = (0.1, 0.5, 2.0)  # s before each further try of a request whose link broke; every request of a node may be repeated
 IDLE_CONNECTION = 30.0  # s: below the nodes' 60, so that no request meets a connection that is just being closed
 
-Progress = Callable[[str, float | None], Awaitable[None]]
+Progress = Callable[[str, float | None], None]  # what is being done, and how much of it is
 Action = Literal["freeze", "thaw", "archive", "restore"]
+T = TypeVar("T")
 W = TypeVar("W", bound=Wire)
 
 
-async def unheard(message: str, fraction: float | None = None) -> None:
+def unheard(message: str, fraction: float | None = None) -> None:
     """Progress that nobody listens to."""
 
 
@@ -133,12 +134,12 @@ class HttpNode:
                     if event.type == "error":
                         raise NodeProblem(event.error or Problem(code="node_error", message="The node failed without a word"))
                     if event.type == "progress":
-                        await progress(event.message, event.fraction)
+                        progress(event.message, event.fraction)
             raise httpx2.RemoteProtocolError("the answer ended without its result")
 
         return await self._repeating(once)
 
-    async def _repeating(self, once: Callable[[], Awaitable[Any]]) -> Any:
+    async def _repeating(self, once: Callable[[], Awaitable[T]]) -> T:
         for pause in REJOIN:
             try:
                 return await once()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from coordinator.errors import ImageMissing, NoCapacity
@@ -29,6 +29,12 @@ class Candidate:
     def free_vcpus(self) -> int:
         capacity = self.view.capacity
         return capacity.vcpus - capacity.vcpus_used - self.promised * capacity.unit_vcpus
+
+    def promising(self, promises: Collection[tuple[str, str, int]]) -> Candidate:
+        """With the room counted that (node, box, size) were promised here and that the node has not counted itself."""
+        counted = {box.id for box in self.view.boxes}
+        mine = sum(size for node, box, size in promises if node == self.view.id and box not in counted)
+        return replace(self, promised=mine)
 
     def has(self, flavour: str) -> bool:
         return any(image.flavour == flavour for image in self.view.images)

@@ -43,6 +43,7 @@ class Services:
 @asynccontextmanager
 async def open_services(
     config: CoordinatorConfig,
+    authority: Authority,
     *,
     public_url: str,
     fleet_url: str = "",
@@ -55,7 +56,6 @@ async def open_services(
     places.lib.mkdir(mode=0o700, parents=True, exist_ok=True)
     metrics = Metrics()
     async with open_database(places.database) as database, trio.open_nursery() as nursery:
-        authority = await trio.to_thread.run_sync(Authority.load, places.certificates)
         links = OutputLinks.load(places.url_key, public_url=public_url, valid=config.url_valid, clock=clock)
         conversations = Conversations(database, config.presence, clock)
         async with http_nodes(authority) as over_mtls:

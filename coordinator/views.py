@@ -26,7 +26,7 @@ class Shown:
 
 
 def cut(text: str, length: int) -> str:
-    """As the client cuts names and goals when it looks for a lost start: line breaks and tabs are spaces, ends trimmed, so many code points."""
+    """As the client cuts names and goals when it looks for a lost start: line breaks and tabs are spaces, ends trimmed, then `length`."""
     flat = text.replace("\r", " ").replace("\n", " ").replace("\t", " ")
     return flat.strip()[:length].strip()
 
@@ -37,19 +37,21 @@ def is_internal(cmd: str) -> bool:
 
 def show(record: BoxRecord, where: Whereabouts | None, *, grace: float) -> Shown:
     """The one place that decides a box's state from the record, and from what is known of its node (None: not of the fleet)."""
-    view = where.view if where else None
-    if record.stage == "failed":
-        return Shown(BoxState.FAILED, view, Problem.model_validate_json(record.problem) if record.problem else None)
     if record.stage != "live":
-        return Shown(BoxState(record.stage), view)
+        problem = Problem.model_validate_json(record.problem) if record.problem else None
+        return Shown(BoxState(record.stage), where.view if where else None, problem)
+    return _show_live(record, where, grace)
+
+
+def _show_live(record: BoxRecord, where: Whereabouts | None, grace: float) -> Shown:
     if where is None:
         return Shown(BoxState.UNREACHABLE, None, _lost("node_removed", "The node of this box was removed from the fleet"))
     if where.silent_for is not None:
         lost = where.silent_for > grace
         silence = f"Node {record.node} has not been heard of for {where.silent_for:.0f} s"
-        return Shown(BoxState.UNREACHABLE, view, _lost("node_lost" if lost else "node_unreachable", silence))
-    if view:
-        return Shown(view.state, view, view.problem)
+        return Shown(BoxState.UNREACHABLE, where.view, _lost("node_lost" if lost else "node_unreachable", silence))
+    if where.view:
+        return Shown(where.view.state, where.view, where.view.problem)
     if where.heard:
         return Shown(BoxState.FAILED, None, _lost("box_gone", f"Node {record.node} no longer has this box"))
     return Shown(BoxState(record.node_state or BoxState.READY), None)

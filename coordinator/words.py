@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from coordinator.boxes import BoxService
@@ -35,5 +34,5 @@ class CallerWords:
         caller = self._caller
         who = {"account": caller.account, "conversation": caller.conversation, "client": caller.client, "box": box}
         what = {"task": task, "usage": usage, "problems": problems, "suggestions": suggestions}
-        number = await self._database.run(partial(table.add, at=self._clock(), **who, **what))
+        number = await self._database.run(table.add, at=self._clock(), **who, **what)
         return {"ok": True, "feedbackId": number}

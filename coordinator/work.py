@@ -17,7 +17,7 @@ T = TypeVar("T")
 log = logging.getLogger("boxfleet.work")
 
 
-class Stopping(CoordinatorError):
+class CoordinatorStopping(CoordinatorError):
     default_code = "coordinator_stopping"
     status = 503
     default_remedy = "Call again in a few seconds; what was begun goes on."
@@ -41,7 +41,7 @@ class Work(Generic[T]):
         except ToolError as error:
             self._error = error
         except trio.Cancelled:
-            self._error = Stopping("The coordinator is stopping")
+            self._error = CoordinatorStopping("The coordinator is stopping")
             raise
         except Exception as error:
             log.exception("defect")
@@ -57,14 +57,14 @@ class Work(Generic[T]):
             changed, latest = self._changed, self._latest
             if latest is not None and latest is not told:
                 told = latest
-                await progress(*latest)
+                progress(*latest)
             else:
                 await changed.wait()
         if self._error is not None:
             raise self._error
         return self._end[0]
 
-    async def _report(self, message: str, fraction: float | None = None) -> None:
+    def _report(self, message: str, fraction: float | None = None) -> None:
         self._latest = message, fraction
         self._tell()
 

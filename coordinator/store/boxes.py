@@ -126,8 +126,8 @@ def placed(connection: sqlite3.Connection) -> set[tuple[str, str]]:
 def reserve(
     connection: sqlite3.Connection, box: str, decide: Callable[[list[tuple[str, str, int]]], str], *, since: float, now: float
 ) -> str:
-    """Gives the box the node that `decide` chooses, in the same transaction in which it was told what is promised already: (node, box, size)
-    of each start that is under way or, as its node may not have counted it yet, ended after `since`. What `decide` raises is passed on."""
+    """Gives the box the node that `decide` chooses, in the transaction in which it is told what is promised already: (node, box, size) of
+    each start that is under way or, as its node may not have counted it yet, ended after `since`. What `decide` raises is passed on."""
     rows = connection.execute(
         "SELECT node, id, size FROM boxes WHERE node IS NOT NULL AND (stage = 'starting' OR (stage = 'live' AND stage_at >= ?))", (since,)
     )
@@ -148,6 +148,6 @@ def same_start(
     return BoxRecord(*row) if row else None
 
 
-def change(connection: sqlite3.Connection, box: str, **values: Any) -> BoxRecord:
+def change(connection: sqlite3.Connection, /, box: str, **values: Any) -> BoxRecord:
     update(connection, "boxes", ("id", box), values)
     return get(connection, box)

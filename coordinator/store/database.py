@@ -34,7 +34,7 @@ class Database:
     async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(connection, ...)` as one transaction: committed when it returns, undone when it raises.
         A cancel before it began prevents it; one after that waits for it (it is short)."""
-        return await self._connection.job(partial(_transaction, self._connection.raw, partial(work, *args, **kwargs)))
+        return await self._connection.job(lambda: _transaction(self._connection.raw, lambda raw: work(raw, *args, **kwargs)))
 
 
 @asynccontextmanager

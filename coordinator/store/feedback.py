@@ -8,5 +8,5 @@ from typing import Any
 from coordinator.store.database import insert
 
 
-def add(connection: sqlite3.Connection, **values: Any) -> int:
+def add(connection: sqlite3.Connection, /, **values: Any) -> int:
     return insert(connection, "feedback", values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar
 
 import aiosqlite
 import trio
@@ -54,8 +54,7 @@ class _Mailbox(Generic[T]):
             self._task = trio.lowlevel.current_task()
             # a statement is never abandoned half way: a cancel waits for it and is raised by the next checkpoint
             await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
-        assert self._outcome is not None
-        return self._outcome.unwrap()
+        return self._outcome.unwrap()  # type: ignore[union-attr]
 
 
 class Connection(aiosqlite.Connection):
@@ -63,7 +62,7 @@ class Connection(aiosqlite.Connection):
 
     @property
     def raw(self) -> sqlite3.Connection:
-        return cast(sqlite3.Connection, self._conn)
+        return self._conn
 
     async def job(self, function: Callable[[], T]) -> T:
         """Runs `function` on the connection's thread, after all that was asked for before it."""
@@ -79,6 +78,10 @@ class Connection(aiosqlite.Connection):
 
     async def _execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await self.job(partial(fn, *args, **kwargs))
+
+    async def __aenter__(self) -> Self:
+        await self
+        return self
 
     async def _connect(self) -> Connection:
         if self._connection is None:

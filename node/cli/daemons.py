@@ -74,7 +74,7 @@ class Daemon:
         end = time.monotonic() + deadline
         while not healthy():
             if self.pid() is None:
-                raise Failure(f"the {self.name} ended at once", cause=self.last_words(), remedy=f"Its log: {self.log}")
+                raise Failure(f"the {self.name} ended", cause=self.last_words(), remedy=f"Its log: {self.log}")
             if time.monotonic() > end:
                 raise Failure(
                     f"the {self.name} is not healthy after {deadline:.0f} s", cause=self.last_words(), remedy=f"Its log: {self.log}"

@@ -72,7 +72,7 @@ class Facts:
 
 
 def gather(config: NodeConfig, *, node_runs: bool, config_problem: str = "", boot_probe: bool = True) -> Facts:
-    """All facts; some 2 s, up to 30 s when KVM must first be tried. Blocking."""
+    """All facts; some 2 s, and 10 s more where KVM is there but does not work. Blocking."""
     folder = _existing(config.places.lib)
     memory = _known(_memory) or {}
     return Facts(
@@ -130,10 +130,11 @@ def _existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
-def _kvm_boots(config: NodeConfig) -> bool:
-    from node.vmm.probe import kvm_boots
+def _kvm_boots(config: NodeConfig) -> bool | None:
+    """Tried now, not remembered; None without a kernel to try it with."""
+    from node.vmm.probe import kernel_to_try, kvm_boots
 
-    return kvm_boots(config)
+    return None if kernel_to_try(config.places.images) is None else kvm_boots(config)
 
 
 def _qemu() -> Qemu:

@@ -134,10 +134,10 @@ class AttachedProcess:
         if spec["tty"]:
             self._master, slave = pty.openpty()
             self._resize(spec["cols"], spec["rows"])
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave or subprocess.PIPE)
+        end = slave or subprocess.PIPE
         argv = ["setsid", "--ctty", "--wait", "bash", "-c", spec["cmd"]] if slave else ["bash", "-c", spec["cmd"]]
         environment = {**os.environ, **spec["env"]}
-        self._process = subprocess.Popen(argv, cwd="/", env=environment, start_new_session=True, **streams)
+        self._process: Any = subprocess.Popen(argv, cwd="/", env=environment, start_new_session=True, stdin=end, stdout=end, stderr=end)
         if slave:
             os.close(slave)
         self._thread = threading.Thread(target=self._pour, args=(send,), daemon=True)

@@ -151,7 +151,7 @@ async def test_rule_7_holds_for_a_client_that_takes_json_only(autojump_clock: ob
     assert exchange.json()["result"]["content"]
 
 
-async def test_rule_8_a_stream_opens_with_an_id_and_a_short_retry() -> None:
+async def test_rule_8_a_stream_opens_with_an_id_and_a_short_retry(autojump_clock: object) -> None:
     gate, exchange = Gate(), Exchange()
     async with endpoint(MemoryDatabase(), gate) as app, trio.open_nursery() as nursery:
         nursery.start_soon(exchange.run, app, "POST", call("slow"), NEWEST)
@@ -165,7 +165,7 @@ async def test_rule_8_a_stream_opens_with_an_id_and_a_short_retry() -> None:
     assert (len(call_id), number) == (32, "1")
 
 
-async def test_an_older_client_gets_no_empty_event() -> None:
+async def test_an_older_client_gets_no_empty_event(autojump_clock: object) -> None:
     gate, exchange = Gate(), Exchange()
     async with endpoint(MemoryDatabase(), gate) as app, trio.open_nursery() as nursery:
         nursery.start_soon(exchange.run, app, "POST", call("slow"), {**BOTH, "mcp-protocol-version": "2025-06-18"})
@@ -175,7 +175,7 @@ async def test_an_older_client_gets_no_empty_event() -> None:
     assert b"data:\n" not in exchange.body
 
 
-async def test_rules_8_and_12_a_lost_stream_is_taken_up_where_it_broke() -> None:  # report 13, CONTRACT 9 row 14
+async def test_rules_8_and_12_a_lost_stream_is_taken_up_where_it_broke(autojump_clock: object) -> None:  # report 13, CONTRACT 9 row 14
     gate, first, second = Gate(), Exchange(), Exchange()
     session = {**NEWEST, "mcp-session-id": "s1"}
     async with endpoint(MemoryDatabase(), gate) as app, trio.open_nursery() as nursery:
@@ -196,7 +196,7 @@ async def test_rules_8_and_12_a_lost_stream_is_taken_up_where_it_broke() -> None
     assert len(gate.runs) == 1
 
 
-async def test_rule_12_closing_the_connection_does_not_stop_the_work() -> None:
+async def test_rule_12_closing_the_connection_does_not_stop_the_work(autojump_clock: object) -> None:
     gate, exchange = Gate(), Exchange()
     async with endpoint(MemoryDatabase(), gate) as app:
         async with trio.open_nursery() as nursery:
@@ -209,7 +209,7 @@ async def test_rule_12_closing_the_connection_does_not_stop_the_work() -> None:
         assert gate.finished == gate.runs
 
 
-async def test_rule_12_a_cancel_ends_the_wait_and_not_the_work() -> None:
+async def test_rule_12_a_cancel_ends_the_wait_and_not_the_work(autojump_clock: object) -> None:
     gate, exchange = Gate(), Exchange()
     session = {**NEWEST, "mcp-session-id": "s1"}
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
@@ -230,7 +230,7 @@ async def test_rule_12_a_cancel_ends_the_wait_and_not_the_work() -> None:
         assert late.events[-1][1]["result"]["content"]
 
 
-async def test_a_full_disk_costs_the_resumption_and_not_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_disk_costs_the_resumption_and_not_the_answer(caplog: pytest.LogCaptureFixture, autojump_clock: object) -> None:
     database, gate, exchange = MemoryDatabase(), Gate(), Exchange()
     database.connection.execute("PRAGMA query_only = ON")
     async with endpoint(database, gate) as app, trio.open_nursery() as nursery:
@@ -257,7 +257,7 @@ async def test_old_calls_are_forgotten() -> None:
     assert [store.find(connection, f"c{number}") is not None for number in range(10)] == [False] * 5 + [True] * 5
 
 
-async def test_a_stream_belongs_to_its_session_and_account() -> None:
+async def test_a_stream_belongs_to_its_session_and_account(autojump_clock: object) -> None:
     gate, exchange = Gate(), Exchange()
     session = {**NEWEST, "mcp-session-id": "s1"}
     async with endpoint(MemoryDatabase(), gate) as app:
@@ -277,7 +277,9 @@ async def test_a_stream_belongs_to_its_session_and_account() -> None:
 
 
 @pytest.mark.parametrize("tool", ["slow", "once"])
-async def test_rule_8_across_a_restart_a_call_is_taken_up_or_says_that_it_was_interrupted(tool: str) -> None:  # report 54
+async def test_rule_8_across_a_restart_a_call_is_taken_up_or_says_that_it_was_interrupted(
+    tool: str, autojump_clock: object
+) -> None:  # report 54
     database, gate, first = MemoryDatabase(), Gate(), Exchange()
     session = {**NEWEST, "mcp-session-id": "s1"}
     async with endpoint(database, gate) as app, trio.open_nursery() as nursery:
@@ -300,7 +302,7 @@ async def test_rule_8_across_a_restart_a_call_is_taken_up_or_says_that_it_was_in
         assert first_block["error"]["code"] == "call_interrupted"
 
 
-async def test_rule_8_across_a_restart_a_finished_answer_is_replayed_as_it_was() -> None:  # report 54
+async def test_rule_8_across_a_restart_a_finished_answer_is_replayed_as_it_was(autojump_clock: object) -> None:  # report 54
     database, gate, first = MemoryDatabase(), Gate(), Exchange()
     async with endpoint(database, gate) as app, trio.open_nursery() as nursery:
         nursery.start_soon(first.run, app, "POST", call("once"), NEWEST)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import os
 import pwd
 import signal
 import subprocess
-import termios
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,15 +102,14 @@ class Processes:
         if account.uid != os.geteuid():  # unswitched, Python can vfork: much the cheaper way
             switch = {"user": account.uid, "group": account.gid, "extra_groups": os.getgrouplist(account.name, account.gid)}
         child = subprocess.Popen(  # type: ignore[call-overload]
-            argv,
+            ["/usr/bin/setsid", "--ctty", *argv] if tty else argv,  # setsid(1) becomes the leader and the command in turn: the pid stays
             env=dict(env),
             cwd=cwd,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            start_new_session=True,
+            start_new_session=not tty,
             pass_fds=keep,
-            preexec_fn=_take_terminal if tty else None,  # noqa: PLW1509 - boxd has no second thread that could hold a lock
             **switch,
         )
         with contextlib.suppress(OSError):  # boxd is protected from the OOM killer; what it starts is not (report 12)
@@ -142,10 +139,6 @@ class Processes:
                 child.returncode = code = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
                 cpu = usage.ru_utime + usage.ru_stime
                 exited.set_result(Exit(None, -code, cpu) if code < 0 else Exit(code, None, cpu))
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,7 @@ async def test_what_the_kernel_will_not_start_ends_at_once_and_says_why(guest: G
 async def test_a_script_may_be_longer_than_one_argument_of_the_kernel(guest: Guest, command: Make) -> None:
     view = await guest.run(command("true\n" * 50_000 + "cat; id -un", user="nobody"), wait=WAIT)
     assert text(view.stdout) == "nobody\n"
+    assert all(len(listed.cmd) <= 500 for listed in await guest.commands())
 
 
 async def test_an_unknown_command_is_told_as_one(guest: Guest) -> None:

@@ -32,8 +32,8 @@ RDTSC = bytes.fromhex("0f3148c1e2204809d0c3")  # rdtsc; shl rdx, 32; or rax, rdx
 
 # Newest first; the first of which the host lacks no feature is taken, so that frozen boxes may move between hosts of one kind.
 KVM_MODELS = (
-    "SapphireRapids-v3", "EPYC-Genoa-v2", "EPYC-Milan-v3", "Icelake-Server-v7", "EPYC-Rome-v5", "Cascadelake-Server-v5",
-    "EPYC-v4", "Skylake-Server-v5", "Broadwell-v4", "Haswell-v4", "Westmere-v2", "Nehalem-v2",
+    "SapphireRapids-v3", "EPYC-Genoa-v1", "EPYC-Milan-v2", "Icelake-Server-v7", "EPYC-Rome-v4", "Cascadelake-Server-v5",
+    "EPYC-v4", "Skylake-Server-v5", "Broadwell-v4", "Haswell-v4", "Westmere-v2", "Nehalem-v2", "Nehalem-v1",
 )  # fmt: skip
 
 

@@ -4,7 +4,7 @@
     POST /v1/restore                 Restore     -> Restored   the one request that opens a started or thawed box
     POST /v1/settle                  {"dropCaches": bool} -> {}  sync(2), and for a template drop the page cache; allowed before a restore
     POST /v1/commands?waitSec=N      CommandSpec -> Command    starts it; answers when it has ended or after N seconds (0: at once)
-    GET  /v1/commands                            -> {"commands": [Command, ...]}   without output, and of each `cmd` the first 500 characters
+    GET  /v1/commands                            -> {"commands": [Command, ...]}   without output, `cmd` cut to 500 characters
     GET  /v1/commands/{execId}?waitSec=N         -> Command    with the last OUTPUT_TAIL bytes of each stream
     GET  /v1/commands/{execId}/ready?waitSec=N&port=P&log=TEXT -> Readiness   waits until a port listens or the log holds TEXT
     POST /v1/commands/{execId}/stop  {"graceSec"} -> Command   SIGTERM to the process group, SIGKILL after graceSec

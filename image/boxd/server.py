@@ -22,6 +22,7 @@ from .wire import from_wire, to_wire
 LONGEST_WAIT = 3600.0
 FOLLOW_QUIET = 20.0  # seconds without output after which a followed stream ends; the client asks on from where it is
 BOOT_DEADLINE = 300.0
+WARM_AFTER = 1.0
 SYSTEMD = Path("/run/systemd/system")  # sd_booted(3)
 
 
@@ -153,7 +154,11 @@ class Boxd:
         self._booted = True
 
     def _started(self) -> None:
-        """After a start, outside the critical path: the journal moves to the new machine-id, and Docker warms up."""
+        """After a start, and after the box's first answers: what costs seconds of CPU under emulation and nobody waits for."""
+        asyncio.get_running_loop().call_later(WARM_AFTER, self._warm_up)
+
+    def _warm_up(self) -> None:
+        """The journal moves to the new machine-id, and Docker starts."""
         if self._systemd:
             self._start_tool("systemctl", "--no-block", "restart", "systemd-journald")
             if DOCKER_SOCKET.exists() and docker_state(warming=False) == "down":

@@ -133,7 +133,7 @@ def public_tls(config: CoordinatorConfig) -> ssl.SSLContext | None:
 
 async def run(config: CoordinatorConfig, *, started: trio.Event | None = None, stopping: trio.Event | None = None) -> None:
     """Serves until SIGTERM or SIGINT (or `stopping`); then open requests get `graceful_stop` seconds."""
-    stopping = stopping or trio.Event()
+    stopping = trio.Event() if stopping is None else stopping
     config.places.run.mkdir(mode=0o755, parents=True, exist_ok=True)
     with only_one(config.places.lib):
         tls, public, fleet = public_tls(config), listen(config.listen), listen(config.fleet_listen)
@@ -152,7 +152,7 @@ async def run(config: CoordinatorConfig, *, started: trio.Event | None = None, s
                     for app, door in doors:
                         await serving.start(partial(serve, app, door, shutdown_trigger=stopping.wait, mode="asgi"))
                     log.info("agents at %s, nodes at %s, the operator at %s", public_url, fleet_url, config.places.socket)
-                    if started:
+                    if started is not None:
                         started.set()
                 nursery.cancel_scope.cancel()
         config.places.socket.unlink(missing_ok=True)

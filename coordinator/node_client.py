@@ -127,15 +127,18 @@ class HttpNode:
         async def once() -> W:
             async with _closing(await self._client.send(self._request(method, path, body, SILENCE), stream=True)) as response:
                 await _refuse(response)
-                async for line in response.aiter_lines():
+                end: Event | None = None
+                async for line in response.aiter_lines():  # to its end, so that the connection can be used again
                     event = _parse_line(line)
-                    if event.type == "result":
-                        return _parse(model, event.result)
-                    if event.type == "error":
-                        raise NodeProblem(event.error or Problem(code="node_error", message="The node failed without a word"))
                     if event.type == "progress":
                         progress(event.message, event.fraction)
-            raise httpx2.RemoteProtocolError("the answer ended without its result")
+                    elif event.type != "alive":
+                        end = event
+            if end is None:
+                raise httpx2.RemoteProtocolError("the answer ended without its result")
+            if end.type == "error":
+                raise NodeProblem(end.error or Problem(code="node_error", message="The node failed without a word"))
+            return _parse(model, end.result)
 
         return await self._repeating(once)
 

@@ -167,7 +167,8 @@ def output_json(name: str, output: OutputView, *, running: bool) -> dict[str, An
 def decode(data: bytes, *, cut_before: bool, more_to_come: bool) -> tuple[str, bool]:
     """The bytes as text, and whether the text says all of them. A character cut in two by our own window is left out, not called binary."""
     if cut_before:
-        start = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+        rest_of_one = len(data) if len(data) < 4 else 0  # four bytes without a first one are no character of UTF-8
+        start = next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), rest_of_one)
         data = data[start:]
     try:
         return data.decode(), True

@@ -35,7 +35,7 @@ async def node(fleet: Fleet) -> FakeNode:
 
 
 async def start(boxes: CallerBoxes, goal: str = "fix the test", **other: Any) -> dict[str, Any]:
-    wishes = {"name": "", "size": 1, "flavour": None, "wait_for_capacity_sec": 0.0, "restore": None} | other
+    wishes: dict[str, Any] = {"name": "", "size": 1, "flavour": None, "wait_for_capacity_sec": 0.0, "restore": None, **other}
     return await boxes.start(goal=goal, **wishes)
 
 
@@ -59,7 +59,9 @@ async def test_a_started_box_is_ready_and_belongs_to_the_conversation(fleet: Fle
     assert list(node.boxes) == [box["id"]]
 
 
-async def test_a_box_is_listed_from_the_moment_its_start_begins(fleet: Fleet, node: FakeNode, nursery: trio.Nursery, clock: MockClock) -> None:
+async def test_a_box_is_listed_as_soon_as_its_start_begins(
+    fleet: Fleet, node: FakeNode, nursery: trio.Nursery, clock: MockClock
+) -> None:
     node.start_takes = 60.0
     nursery.start_soon(start, fleet.boxes())
     await trio.sleep(1)

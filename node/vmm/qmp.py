@@ -16,7 +16,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,11 +166,11 @@ class Monitor:
             self._greeting.set()
         elif "event" in message:
             for send in [send for send, names in self._subscribers.items() if message["event"] in names]:
-                with suppress(trio.BrokenResourceError):
-                    try:
-                        send.send_nowait(message)
-                    except trio.WouldBlock:
-                        send.close()
+                try:
+                    send.send_nowait(message)
+                except trio.WouldBlock:
+                    del self._subscribers[send]
+                    send.close()
         elif isinstance(number := message.get("id"), int) and (pending := self._pending.get(number)):
             pending.reply = message
             pending.done.set()

@@ -79,7 +79,7 @@ def read(folder: Path) -> Manifest | None:
     try:
         with (folder / MANIFEST).open() as file:
             values = json.loads(file.read(MAX_MANIFEST))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     types = {f.name: {"int": int, "str": str, "bool": bool}[str(f.type)] for f in fields(Manifest)}
     if not isinstance(values, dict) or {name: type(value) for name, value in values.items()} != types or not (folder / STATE).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -31,6 +32,7 @@ from tools.context import Caller, ToolError
 
 FAILED_SHOWN = 3600.0  # s that a failed start stays in lists
 LIVE_LOOK = 3.0  # s for the node to answer a status; then the last heartbeat's word is told
+EXEC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LONGEST = 3600.0  # s that a call waits for a command (boxd's FOREGROUND_LIMIT)
 
 
@@ -209,7 +211,8 @@ class CallerBoxes:
             raise BoxGone(f"Box {box} was deleted when its time in the archive was over")
         if record.stage == "failed" and not delete:
             raise _failure(record)
-        return await self._service.stops.stop(record, delete=delete, progress=self._progress)
+        with gone_boxes(record):
+            return await self._service.stops.stop(record, delete=delete, progress=self._progress)
 
     async def freeze(self, box: str) -> dict[str, Any]:
         return await self._act(box, "freeze")
@@ -326,6 +329,9 @@ def gone_boxes(record: BoxRecord) -> Iterator[None]:
 
 @contextmanager
 def unknown_commands(exec_id: str) -> Iterator[None]:
+    """What is no execId at all must not reach a node: it would become part of a path there."""
+    if not EXEC_ID.fullmatch(exec_id):
+        raise CommandNotFound(f"bgId not found: {exec_id[:64]!r}")
     try:
         yield
     except NodeProblem as problem:

@@ -52,7 +52,6 @@ class Door(Config):
         self.bind = [f"fd://{listener.detach()}"]  # hypercorn owns it from here on
         self.accesslog = None
         self.errorlog = logging.getLogger("boxfleet.http")
-        self.loglevel = "WARNING"
         self.graceful_timeout = graceful
         self.keep_alive_timeout = 60
         self.keep_alive_max_requests = 1_000_000
@@ -168,11 +167,12 @@ async def _stop_on_signal(stopping: trio.Event) -> None:
 
 def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    for chatty in ("httpx2", "boxfleet.http"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         trio.run(run, load_config())
     except ToolError as error:
-        sys.exit(f"boxfleet-coordinator: {error.message}. {error.cause} {error.remedy}".strip())
+        sys.exit("boxfleet-coordinator: " + " ".join(filter(None, (f"{error.message}.", error.cause, error.remedy))))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Stops:
 
     async def _delete(self, record: BoxRecord, progress: Progress) -> dict[str, Any]:
         unsaved = None
-        if record.node:
+        if self._fleet.whereabouts(record.node, record.id):  # else it was never placed, or its node was removed: there is nothing to ask
             node = self._fleet.client(record.node)
             if record.stage == "live":
                 unsaved = await self._unsaved(node, record.id, progress)

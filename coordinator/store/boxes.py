@@ -139,10 +139,10 @@ def reserve(
 def same_start(
     connection: sqlite3.Connection, *, account: str, conversation: str, name: str, goal: str, since: float
 ) -> BoxRecord | None:
-    """The newest box that this very start has already made."""
+    """The newest box that this very start has already made and that was not stopped since."""
     row = connection.execute(
         f"{SELECT} WHERE account = ? AND conversation = ? AND name = ? AND goal = ? AND created_at >= ?"
-        " AND stage IN ('claimed', 'starting', 'live') ORDER BY created_at DESC LIMIT 1",
+        " AND stage IN ('claimed', 'starting', 'live') AND stop_at IS NULL ORDER BY created_at DESC LIMIT 1",
         (account, conversation, name, goal, since),
     ).fetchone()
     return BoxRecord(*row) if row else None

@@ -280,6 +280,14 @@ async def test_an_unknown_command_is_told_in_the_clients_words(fleet: Fleet, nod
     assert (error.code, error.message) == ("command_not_found", "bgId not found: nope")
 
 
+@pytest.mark.parametrize("hostile", ["../../other/freeze", "a/b", "x?y", "", "é", "a\n"])
+async def test_what_is_no_exec_id_never_reaches_a_node(fleet: Fleet, node: FakeNode, hostile: str) -> None:
+    boxes = fleet.boxes()
+    box = (await start(boxes))["id"]
+    assert (await refusal(boxes.stop_command(box, hostile))).code == "command_not_found"
+    assert node.asked["stop_command"] == 0
+
+
 async def test_looking_never_wakes_and_use_shows_the_box_awake(fleet: Fleet, node: FakeNode) -> None:
     boxes = fleet.boxes()
     box = (await start(boxes))["id"]
@@ -310,6 +318,12 @@ async def test_a_delete_deletes_and_repeats_its_answer(fleet: Fleet, node: FakeN
     assert await boxes.stop(box, delete=True) == first
     assert await boxes.list() == []
     assert (await refusal(run(boxes, box))).code == "box_gone"
+
+
+async def test_a_start_right_after_a_stop_is_a_new_box(fleet: Fleet, node: FakeNode) -> None:
+    first = await start(fleet.boxes())
+    await fleet.boxes().stop(first["id"], delete=False)
+    assert (await start(fleet.boxes()))["id"] != first["id"]
 
 
 async def test_an_archived_box_comes_back_to_who_restores_it(fleet: Fleet, node: FakeNode) -> None:

@@ -109,6 +109,8 @@ async def test_a_removed_nodes_boxes_say_so(fleet: Fleet) -> None:
     assert await fleet.services.fleet.remove(node.id)
     assert (await fleet.boxes().list())[0]["problem"]["code"] == "node_removed"
     assert (await refusal(run(fleet.boxes(), box))).code == "box_gone"
+    assert (await fleet.boxes().stop(box, delete=True))["status"] == "stopped", "it can be taken off the list"
+    assert await fleet.boxes().list() == []
 
 
 async def test_a_restart_keeps_list_and_connections(tmp_path: Path, clock: MockClock) -> None:  # report 66

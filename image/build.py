@@ -57,7 +57,7 @@ class Work:
     images: Path
     flavour: Flavour
     settings: Settings
-    patience: float = 10.0  # seconds to wait for the lock: programs of a killed build end when they next write to their log
+    patience: float = 10.0  # seconds to wait for the lock: a killed build's programs take a moment to end
     lock: int = -1  # descriptor, inherited by the programs
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
@@ -281,9 +281,9 @@ STEPS = (
 def program_output(work: Work, command: list[str]) -> Iterator[str]:
     """The lines that a program writes, and an empty one for each second in which it writes none. It never outlives this generator.
 
-    The program runs in namespaces of its own: when it ends, or this process is killed, its children and mounts are gone with it.
+    The program runs in namespaces of its own and gets SIGKILL when this thread ends: its children and mounts are gone with it.
     """
-    apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--", *command]
+    apart = ["setpriv", "--pdeathsig", "KILL", "--", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--", *command]
     environment = os.environ | {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "SYSTEMD_OFFLINE": "1"}
     environment["INITRD"] = "No"  # the kernel package's hook makes none: ours is smaller
     ours, theirs = os.pipe()

@@ -82,6 +82,11 @@ def test_another_recipe_is_another_image(change: dict[str, Any]) -> None:
     assert recipe.image_digest(other, Settings(), b"init") != recipe.image_digest(CORE, Settings(), b"init")
 
 
+def test_a_better_estimate_does_not_make_another_image() -> None:
+    other = dataclasses.replace(CORE, installed=1, minutes=99, gigabytes=99.0)
+    assert recipe.image_digest(other, Settings(), b"init") == recipe.image_digest(CORE, Settings(), b"init")
+
+
 def test_another_initramfs_is_another_image_on_the_same_root() -> None:
     assert recipe.image_digest(CORE, Settings(), b"one") != recipe.image_digest(CORE, Settings(), b"two")
 

@@ -254,7 +254,10 @@ def console(box: Box) -> None:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """One word is a line for bash, as with ssh; several are a program and its arguments, quoted."""
+    """One word is a line for bash, as with ssh; several are a program and its arguments, quoted. A `--` before them is not theirs."""
+    words = words[1:] if words[0] == "--" else words
+    if not words:
+        raise WrongUsage("there is no command", remedy="`boxctl box exec BOX -- ls -l`")
     return words[0] if len(words) == 1 else shlex.join(words)
 
 

@@ -49,7 +49,7 @@ def show_node(node: Node, json: Json = False) -> None:
             ("memory", _used(capacity.get("memoryUsed"), capacity.get("memoryTotal"))),
             ("disk free", show.size(capacity.get("diskFree"))),
             ("vcpus", f"{capacity['vcpusUsed']} of {capacity['vcpus']}" if capacity else ""),
-            ("images", ", ".join(image["flavour"] for image in found.get("images", []))),
+            ("images", ", ".join(sorted({image["flavour"] for image in found.get("images", [])}))),
             ("problem", (found.get("problem") or {}).get("message")),
         )
     )

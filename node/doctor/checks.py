@@ -57,7 +57,7 @@ def kvm(facts: Facts) -> Check:
     if facts.kvm_boots:
         return Check("kvm", "ok", "a guest boots with KVM")
     if facts.kvm_boots is None and facts.kvm_device:
-        return Check("kvm", "warn", "/dev/kvm is there; it is tried with an image's kernel, of which there is none", "boxctl image build core")
+        return Check("kvm", "warn", "/dev/kvm is there; it is tried with an image's kernel: there is none", "boxctl image build core")
     why = "/dev/kvm is there but no guest boots with it" if facts.kvm_device else "no /dev/kvm"
     fix = "Use bare metal, or a VM with nested virtualisation; switch VT-x or AMD-V on in the firmware; modprobe kvm_intel or kvm_amd."
     if facts.demands_kvm:

@@ -32,6 +32,9 @@ def test_a_box_that_is_not_there_is_not_found(reference: str) -> None:
 def test_one_word_is_a_line_and_several_are_a_program_with_its_arguments() -> None:
     assert command_line(["ls | wc -l"]) == "ls | wc -l"
     assert command_line(["echo", "a b", "$HOME"]) == "echo 'a b' '$HOME'"
+    assert command_line(["--", "ls", "-l"]) == "ls -l"
+    with pytest.raises(WrongUsage):
+        command_line(["--"])
 
 
 def test_environment_keeps_everything_after_the_first_equals_sign() -> None:

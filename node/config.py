@@ -70,7 +70,7 @@ class NodeConfig:
     places: Places
     listen: str = "127.0.0.1:7082"  # the coordinator's door, mTLS; port 0 picks one
     address: str = ""  # how the coordinator reaches it; default: `listen`
-    coordinator: str = "https://127.0.0.1:7081"  # the fleet door
+    coordinator: str = ""  # its fleet door, if it has moved since the enrolment
     accel: str = "auto"  # auto | kvm | tcg
     development: bool = True  # False on a node that `make install` set up: KVM or not ready
     unit_memory: int = 0  # bytes of one size unit; 0: chosen to fit the host, at most 8 GiB

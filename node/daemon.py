@@ -182,14 +182,18 @@ async def run(config: NodeConfig) -> None:
 
 def main() -> None:
     try:
-        trio.run(partial(run, load_node_config()), strict_exception_groups=False)
-    except NodeError as error:
-        problem = error.problem
+        trio.run(run, load_node_config())
+    except* NodeError as errors:
+        problem = first(errors).problem
         sys.exit(f"node: {problem.message}\n  cause: {problem.cause or '-'}\n  what to do: {problem.remedy}")
-    except KeyboardInterrupt:
+    except* KeyboardInterrupt:
         sys.exit(130)
+
+
+def first(errors: BaseExceptionGroup[NodeError]) -> NodeError:
+    error = errors.exceptions[0]
+    return first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 if __name__ == "__main__":
     main()
-

@@ -64,17 +64,17 @@ class Identity:
     def enrolled(self) -> bool:
         return (self.folder / "node.json").exists()
 
-    def read(self) -> tuple[str, str]:
-        """(node id, node token)"""
+    def read(self) -> tuple[str, str, str]:
+        """(node id, node token, the coordinator's fleet door)"""
         data = json.loads((self.folder / "node.json").read_text())
-        return data["id"], data["token"]
+        return data["id"], data["token"], data["coordinator"]
 
-    def keep(self, given: Enrolled) -> None:
+    def keep(self, given: Enrolled, coordinator: str) -> None:
         """Writes what enrolment gave; node.json last, so that a half-written identity is none."""
         self.coordinator_ca.write_text(given.coordinator_ca)
         self.fleet_ca.write_text(given.fleet_ca)
         self.renew(given.certificate)
-        write_secret(self.folder / "node.json", json.dumps({"id": given.node_id, "token": given.node_token}))
+        write_secret(self.folder / "node.json", json.dumps({"id": given.node_id, "token": given.node_token, "coordinator": coordinator}))
 
     def renew(self, certificate: str) -> None:
         write_secret(self.certificate, certificate)
@@ -113,7 +113,7 @@ async def enrol(identity: Identity, order: Path, address: str) -> None:
     async with fleet_client(coordinator, fleet_ca) as client:
         answer = await post(client, "/v1/fleet/enrol", request.model_dump_json(by_alias=True))
     try:
-        identity.keep(Enrolled.model_validate_json(answer))
+        identity.keep(Enrolled.model_validate_json(answer), coordinator)
     except ValidationError as error:
         raise FleetError("the coordinator's answer to the enrolment makes no sense", cause=str(error)) from error
     order.unlink(missing_ok=True)
@@ -142,13 +142,13 @@ async def keep_heartbeats(
     renewed: Callable[[], None],
     log: Callable[[str], None],
 ) -> None:
-    """Says every HEARTBEAT_EVERY seconds what the node is and has, for ever.
+    """Says every HEARTBEAT_EVERY seconds what the node is and has, for ever; to `coordinator`, or where it enrolled when that is "".
 
     `renewed` is called after a new certificate was written. Never raises for a coordinator that is away or odd: that is logged once.
     """
-    _, token = identity.read()
+    _, token, enrolled_with = identity.read()
     pause, said = HEARTBEAT_EVERY, False
-    async with fleet_client(coordinator, identity.fleet_ca.read_text()) as client:
+    async with fleet_client(coordinator or enrolled_with, identity.fleet_ca.read_text()) as client:
         client.headers["authorization"] = f"Bearer {token}"
         while True:
             try:

@@ -300,6 +300,8 @@ def program_output(work: Work, command: list[str]) -> Iterator[str]:
                 yield from _lines(log, selector, work.log)
             except BaseException:
                 process.kill()
+                while selector.select(timeout=10.0) and log.read(65536):
+                    pass  # the log ends with the last of the program's children
                 raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)

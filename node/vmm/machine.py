@@ -111,11 +111,12 @@ class Machine:
             await self.stop()
             try:
                 await self._save(path)
-            except BaseException:
-                path.unlink(missing_ok=True)
+            except (VmError, OSError) as error:
+                with suppress(OSError):
+                    path.unlink()
                 with suppress(VmError):
                     await self.cont()
-                raise
+                raise VmError("the guest could not be saved and runs on", cause=_cause(error)) from error
             await self.kill()
 
     async def kill(self) -> None:
@@ -223,6 +224,10 @@ def opened(spec: MachineSpec, files: Files) -> Iterator[Descriptors]:
             )
         except OSError as error:
             raise VmError(f"{Path(str(error.filename)).name} cannot be opened for QEMU", cause=str(error)) from error
+
+
+def _cause(error: VmError | OSError) -> str:
+    return f"{error}: {error.problem.cause}" if isinstance(error, VmError) else str(error)
 
 
 async def _end(process: Process) -> None:

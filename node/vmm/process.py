@@ -25,8 +25,8 @@ class Process:
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         self.pid = child.pid
         self.exit_code: int | None = None
-        self._child = child
         self._pidfd = os.pidfd_open(child.pid)
+        child.returncode = 0  # the pidfd's from here: Popen would wait for it when it is collected
 
     @classmethod
     async def spawn(cls, argv: Sequence[str], *, pass_fds: Sequence[int], errors: int) -> Process:
@@ -52,12 +52,15 @@ class Process:
 
     async def wait(self) -> int:
         """The exit code, once it has ended. One task waits: the owner's."""
-        while (code := self._child.poll()) is None:
-            await trio.lowlevel.wait_readable(self._pidfd)
         if self.exit_code is None:
-            self.exit_code = code
+            await trio.lowlevel.wait_readable(self._pidfd)
+            self.exit_code = self._reap()
             os.close(self._pidfd)
-        return code
+        return self.exit_code
+
+    def _reap(self) -> int:
+        _, status = os.waitpid(self.pid, 0)  # it has ended: does not block
+        return os.waitstatus_to_exitcode(status)
 
     def send_kill(self) -> None:
         """SIGKILL; nothing happens if it has ended."""

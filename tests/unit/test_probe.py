@@ -21,7 +21,7 @@ def test_the_newest_model_that_lacks_nothing_is_taken() -> None:
 
 def test_a_host_that_no_model_fits_is_an_error_with_a_remedy() -> None:
     with pytest.raises(VmError) as raised:
-        best_model(definitions(max=[], Haswell_v4=["avx2"]) + [{"name": KVM_MODELS[0]}])
+        best_model([*definitions(max=[], Haswell_v4=["avx2"]), {"name": KVM_MODELS[0]}])
     assert "node.accel" in raised.value.problem.remedy
 
 

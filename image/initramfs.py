@@ -13,30 +13,31 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-WAIT = 30  # seconds for the disk; beyond it the guest panics, and QEMU ends with it
+WAIT = 30  # seconds of uptime until the disk must be there; beyond it the guest says so and resets, which ends QEMU (-no-reboot)
 
 SCRIPT = """#!/bin/busybox sh
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t sysfs sysfs /sys
 /bin/busybox mount -t devtmpfs devtmpfs /dev
+exec > /dev/console 2>&1
 for module in {modules}; do /bin/busybox insmod /modules/$module; done
-tries=0
+give_up() {{
+    echo "initramfs: $1; block devices:"
+    /bin/busybox cat /proc/partitions
+    /bin/busybox reboot -f
+}}
 until root=$(/bin/busybox findfs LABEL={label} 2>/dev/null); do
-    tries=$((tries + 1))
-    if [ $tries -gt {tries} ]; then
-        echo "initramfs: no file system labelled {label} after {wait} s among:"
-        /bin/busybox cat /proc/partitions
-        exit 1
-    fi
+    read -r uptime rest < /proc/uptime
+    [ "${{uptime%.*}}" -lt {wait} ] || give_up "no file system labelled {label} after {wait} s"
     /bin/busybox sleep 0.05
 done
-/bin/busybox mount -t ext4 -o noatime "$root" /root || exit 1
+/bin/busybox mount -t ext4 -o noatime "$root" /root || give_up "$root cannot be mounted"
 exec /bin/busybox switch_root /root /lib/systemd/systemd
 """
 
 
 def script(modules: Iterable[str], label: str) -> bytes:
-    return SCRIPT.format(modules=" ".join(modules), label=label, tries=WAIT * 20, wait=WAIT).encode()
+    return SCRIPT.format(modules=" ".join(modules), label=label, wait=WAIT).encode()
 
 
 def build(root: Path, kernel: str, modules: Iterable[str], label: str) -> bytes:

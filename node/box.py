@@ -97,6 +97,9 @@ class MicroVms(Protocol[R]):
     async def adopt(self, record: BoxRecord) -> R:
         """The VM that outlived the daemon before; VmError when it is gone."""
 
+    async def sweep(self, record: BoxRecord) -> None:
+        """Ends a VM whose start or thaw an earlier daemon did not finish."""
+
     def why_not_thawable(self, record: BoxRecord) -> NodeError | None:
         """None if the box's snapshot can be loaded here."""
 

@@ -102,6 +102,8 @@ class Boxes(Generic[R]):
         """After a start of the daemon: takes back what still runs, undoes what was half made, says what was lost."""
         for record in self._journal.load():
             box = self._boxes[record.id] = self._make(record)
+            if record.state is not BoxState.READY:
+                await self._vms.sweep(record)
             if record.state is BoxState.STARTING:
                 self._log(f"box {record.id}: its start was cut short and is undone")
                 await self._destroy(box)

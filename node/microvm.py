@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 import trio
 
 from image.boxd.protocol import Restore
-from node.errors import ImageMissing, NodeError, SnapshotIncompatible
+from node.errors import ImageMissing, NodeError, SnapshotIncompatible, VmError
 from node.folder import Folder
 from node.guest import Guest
 from node.journal import BoxRecord
@@ -34,7 +34,8 @@ from node.operations import Report
 from node.template import Template, Templates, shielded, wait_ready
 from node.vmm import snapshot
 from node.vmm.command import MachineSpec
-from node.vmm.machine import Files, Machine
+from node.vmm.machine import Files, Machine, end_stray
+from node.vmm.process import start_ticks
 from node.workshop import Workshop
 
 CONSOLE_TAIL = 256 << 10  # bytes
@@ -156,6 +157,26 @@ class QemuVms:
             undo.pop_all()
             return opened, running
 
+    async def adopt(self, record: BoxRecord) -> RunningVm:
+        net = await BoxNetwork.open(record.id, self._shop.config)
+        if net is None or record.pid is None:
+            raise VmError(f"box {record.id} has no VM any more")
+        folder = self.folder(record.id)
+        try:
+            files = self._files(record, self._template(record).folder, self._shop.memory.resting(folder.home))
+            machine = await Machine.adopt(self._shop.nursery, record.pid, record.pid_started, files)
+            snapshot.spend(folder.home)  # of a freeze that was cut short
+            async with AsyncExitStack() as undo:
+                running = await self._own(record.id, machine, net, record.token, record.generation, undo)
+                undo.pop_all()
+        except BaseException:
+            net.close()
+            raise
+        return running
+
+    async def sweep(self, record: BoxRecord) -> None:
+        await end_stray(self.folder(record.id).monitor)
+
     async def end(self, running: RunningVm) -> None:
         running.guest.abort()
         await running.machine.kill()
@@ -220,7 +241,7 @@ class QemuVms:
     async def _own(self, box: str, machine: Machine, net: BoxNetwork, token: str, generation: int, undo: AsyncExitStack) -> RunningVm:
         await self._resolver.add_box(box, net.dns_sockets())
         guest = Guest(net.connect, token=token, generation=generation)
-        running = RunningVm(machine, net, guest, start_ticks(machine.pid))
+        running = RunningVm(machine, net, guest, start_ticks(machine.pid) or 0)
         undo.push_async_callback(shielded, lambda: self.end(running))
         return running
 
@@ -275,7 +296,3 @@ class QemuVms:
             state=state,
         )
 
-
-def start_ticks(pid: int) -> int:
-    """When the process began, in clock ticks since the host's boot: with the pid it names one process for ever (proc(5))."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -26,6 +26,7 @@ from node.vmm.qmp import Monitor, listen
 
 SPAWN_DEADLINE = 20.0  # seconds from spawn to the monitor's greeting; 30 ms on an idle host
 STATE_DEADLINE = 30.0  # seconds for saving or loading; 5 ms, and as long as the disks' caches take to be written
+STRAY_DEADLINE = 2.0
 LOG_LIMIT = 4 << 20  # bytes of console and of errors; a guest may write to its console for ever
 LOG_PERIOD = 10.0
 
@@ -75,14 +76,27 @@ class Machine:
         with opened(spec, files) as fds, errors_file(files.errors) as errors:
             process = await Process.spawn(qemu_argv(spec, fds, name), pass_fds=fds.all(), errors=errors)
         try:
-            monitor = await Monitor.connect(nursery, files.monitor, SPAWN_DEADLINE)
-            capabilities = [{"capability": capability, "state": True} for capability in ("x-ignore-shared", "events")]
-            await monitor.execute("migrate-set-capabilities", capabilities=capabilities)
+            return await cls._reach(nursery, process, files)
         except BaseException as error:
             await _end(process)
             if isinstance(error, VmError):
                 raise VmError("QEMU does not start", cause=tail(files.errors) or error.problem.cause) from error
             raise
+
+    @classmethod
+    async def adopt(cls, nursery: trio.Nursery, pid: int, started: int, files: Files) -> Machine:
+        """The QEMU that an earlier daemon started. It runs on, or runs again if a freeze was cut short. VmError: it is gone."""
+        process = Process.adopt(pid, started)
+        machine = await cls._reach(nursery, process, files)
+        if await machine.status() != "running":
+            await machine.cont()
+        return machine
+
+    @classmethod
+    async def _reach(cls, nursery: trio.Nursery, process: Process, files: Files) -> Machine:
+        monitor = await Monitor.connect(nursery, files.monitor, SPAWN_DEADLINE)
+        capabilities = [{"capability": capability, "state": True} for capability in ("x-ignore-shared", "events")]
+        await monitor.execute("migrate-set-capabilities", capabilities=capabilities)
         machine = cls(process, monitor, files)
         nursery.start_soon(machine._watch)
         return machine
@@ -180,6 +194,15 @@ def bound(path: Path, limit: int = LOG_LIMIT) -> None:
             kept = file.read(limit // 4)
             file.truncate(0)
             os.pwrite(file.fileno(), kept, 0)
+
+
+async def end_stray(path: Path) -> None:
+    """Ends the QEMU that listens at the monitor socket `path`, if there is one: its start or thaw was cut short."""
+    async with trio.open_nursery() as nursery:
+        with suppress(VmError):
+            monitor = await Monitor.connect(nursery, path, STRAY_DEADLINE)
+            await monitor.execute("quit", deadline=STRAY_DEADLINE)
+        nursery.cancel_scope.cancel()
 
 
 @contextmanager

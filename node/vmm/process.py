@@ -22,11 +22,22 @@ KILL_DEADLINE = 30.0  # seconds; a process of many GiB in uninterruptible I/O ta
 class Process:
     """`pid`, and `exit_code` once `wait` has returned (negative: the signal that ended it)."""
 
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self.pid = child.pid
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.exit_code: int | None = None
-        self._pidfd = os.pidfd_open(child.pid)
-        child.returncode = 0  # the pidfd's from here: Popen would wait for it when it is collected
+        self._pidfd = os.pidfd_open(pid)
+
+    @classmethod
+    def adopt(cls, pid: int, started: int) -> Process:
+        """The process that an earlier daemon started and that began at `started` (`start_ticks`). VmError when it is gone."""
+        try:
+            process = cls(pid)  # first, so that it is this process of which the next line speaks
+        except OSError as error:
+            raise VmError(f"the process {pid} is gone", cause=str(error)) from error
+        if start_ticks(pid) != started:
+            os.close(process._pidfd)
+            raise VmError(f"the process {pid} is gone", cause="its number belongs to another one now")
+        return process
 
     @classmethod
     async def spawn(cls, argv: Sequence[str], *, pass_fds: Sequence[int], errors: int) -> Process:
@@ -43,7 +54,8 @@ class Process:
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
-            return cls(child)
+            child.returncode = 0  # the pidfd's from here: Popen would wait for it when it is collected
+            return cls(child.pid)
 
         try:
             return await trio.to_thread.run_sync(start)
@@ -59,7 +71,10 @@ class Process:
         return self.exit_code
 
     def _reap(self) -> int:
-        _, status = os.waitpid(self.pid, 0)  # it has ended: does not block
+        try:
+            _, status = os.waitpid(self.pid, 0)  # it has ended: does not block
+        except ChildProcessError:
+            return -signal.SIGKILL  # adopted, so another's child: how it ended is not told
         return os.waitstatus_to_exitcode(status)
 
     def send_kill(self) -> None:
@@ -67,6 +82,14 @@ class Process:
         if self.exit_code is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process began, in clock ticks since the host's boot (proc(5)): with the pid it names one process for ever. None: gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def tail(path: Path, limit: int = 1000) -> str:

@@ -173,6 +173,9 @@ class FakeVms:
             raise VmError("its VM is gone")
         return self.running[record.id]
 
+    async def sweep(self, record: BoxRecord) -> None:
+        await self._step("sweep", record.id)
+
     def why_not_thawable(self, record: BoxRecord) -> NodeError | None:
         return None if record.id in self.snapshots else VmError("no snapshot")
 

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from quart import Response, request, websocket
 from quart_trio import QuartTrio
 
-from node.box import R
 from node.boxes import Boxes
 from node.errors import BadRequest, NodeError
 from node.operations import Operation
 from node.protocol import AttachBox, NodeView, RunCommand, StartBox, WaitCommand, Wire
 from node.relay import relay_attach
+from node.vms import R
 
 W = TypeVar("W", bound=Wire)
 MAX_BODY = 1 << 20  # bytes of a JSON request; larger ones are refused before they are read

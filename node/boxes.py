@@ -11,13 +11,14 @@ from typing import Generic
 
 import trio
 
-from node.box import Box, MicroVms, R
+from node.box import Box
 from node.config import NodeConfig
 from node.errors import BadRequest, BoxNotFound, NoCapacity, NodeError
 from node.host import DISK_RESERVE, Host
 from node.journal import BoxRecord, Journal
 from node.operations import Operation, Operations, Report
 from node.protocol import BOX_ID, BoxState, BoxView, Capacity, RunCommand, StartBox, WaitCommand, Wire
+from node.vms import MicroVms, R
 
 TICK = 1.0  # seconds between looks at the clocks
 OVERHEAD = 160 << 20  # bytes that QEMU needs beside the guest's memory: translated code, buffers

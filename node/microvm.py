@@ -56,7 +56,7 @@ class Later(Generic[T]):
 
 @dataclass
 class RunningVm:
-    """A running guest with all that belongs to it; box.Running in the flesh."""
+    """A running guest with all that belongs to it; vms.Running in the flesh."""
 
     machine: Machine
     net: BoxNetwork
@@ -76,7 +76,7 @@ class RunningVm:
 
 
 class QemuVms:
-    """box.MicroVms with QEMU. `limiter` is the one for starts, thaws and boots of the node."""
+    """vms.MicroVms with QEMU. `limiter` is the one for starts, thaws and boots of the node."""
 
     def __init__(
         self, workshop: Workshop, templates: Templates, resolver: Resolver, limiter: trio.CapacityLimiter, log: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""A node without QEMU: box.MicroVms in memory, with guests that answer at once. A fake at a border, for tests of what is above it."""
+"""A node without QEMU: vms.MicroVms in memory, with guests that answer at once. A fake at a border, for tests of what is above it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import trio
 from trio.testing import MockClock
@@ -92,7 +90,7 @@ async def test_a_line_comes_at_least_every_five_seconds(nursery: trio.Nursery, a
     times: list[float] = []
     async for _ in Operations(nursery, ignore).join("a", work).events():
         times.append(trio.current_time())
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) <= 5.001
+    assert max(b - a for a, b in pairwise(times)) <= 5.001
 
 
 async def test_cancelled_work_tells_its_watchers_that_the_node_stops() -> None:

@@ -160,6 +160,7 @@ async def served(app: Any) -> AsyncIterator[str]:
     config.bind = ["127.0.0.1:0"]
     config.graceful_timeout = 0.2
     config.errorlog = None
+    config.keep_alive_max_requests = 1_000_000  # hypercorn's 1000 drops a client in the middle
     stop = trio.Event()
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:

@@ -167,8 +167,8 @@ def image(facts: Facts) -> Check:
 def leftovers(facts: Facts) -> Check:
     if not facts.leftovers:
         return Check("leftovers", "ok", "nothing left by a node that ended")
-    found = f"networks of {len(facts.leftovers)} boxes without a running node: {', '.join(facts.leftovers[:5])}"
-    return Check("leftovers", "warn", found, "boxctl up: it takes them back or removes them.")
+    found = f"networks of {len(facts.leftovers)} boxes that no record knows: {', '.join(facts.leftovers[:5])}"
+    return Check("leftovers", "warn", found, "boxctl up: the node removes them when it starts.")
 
 
 CHECKS: tuple[Callable[[Facts], Check], ...] = (

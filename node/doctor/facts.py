@@ -68,7 +68,7 @@ class Facts:
     rtc_ahead: float | None = None  # of the system's clock
     images: tuple[str, ...] = ()
     node_runs: bool = False
-    leftovers: tuple[str, ...] = field(default=())  # networks of boxes with no node to own them
+    leftovers: tuple[str, ...] = field(default=())  # networks of boxes that no record knows
 
 
 def gather(config: NodeConfig, *, node_runs: bool, config_problem: str = "", boot_probe: bool = True) -> Facts:
@@ -186,8 +186,10 @@ def _images(config: NodeConfig) -> tuple[str, ...]:
 
 
 def _networks(config: NodeConfig) -> tuple[str, ...]:
+    """Those of boxes without a record: frozen boxes keep theirs while the node is down."""
     import trio
 
     from node.net.network import list_networks
 
-    return tuple(sorted(trio.run(list_networks, config)))
+    recorded = {record.stem for record in (config.places.node / "journal").glob("*.json")}
+    return tuple(sorted(trio.run(list_networks, config).keys() - recorded))

@@ -37,7 +37,6 @@ FIXED: Final = {
     (False, "logging/setLevel"): {},
     (True, "server/discover"): surface.modern(surface.discovered(), cacheable=True),
 }
-METADATA: Final = "/.well-known/oauth-protected-resource/mcp"
 
 
 class Verify(Protocol):
@@ -88,8 +87,8 @@ class Endpoint:
             body = {"error": "Keys cannot be verified right now", "reason": "upstream_auth", "retryAfterSec": 5}
             raise HttpError(503, body, {"retry-after": "5"}) from None
         if key is None:
-            challenge = f'Bearer resource_metadata="{self._public_url}{METADATA}"'
-            raise HttpError(401, as_json(Unauthorised("No valid API key came with the request")), {"www-authenticate": challenge})
+            # No resource_metadata: it would send clients to look for an OAuth server that is not there.
+            raise HttpError(401, as_json(Unauthorised("No valid API key came with the request")), {"www-authenticate": "Bearer"})
         return key
 
     async def _post(self, headers: Mapping[str, str], key: Key, receive: Receive, send: Send) -> None:

@@ -334,9 +334,7 @@ async def test_a_conversation_is_the_agent_else_the_session_else_key_and_client(
 async def test_without_a_key_the_answer_is_401_and_says_where_to_get_one(key: str | None) -> None:
     answer = await ask(LIST, {"authorization": key} if key else {})
     assert answer.status == 401
-    assert answer.headers["www-authenticate"].endswith(
-        'resource_metadata="https://boxes.example.org/.well-known/oauth-protected-resource/mcp"'
-    )
+    assert answer.headers["www-authenticate"] == "Bearer"
     assert "boxctl key create" in answer.json()["remedy"]
 
 

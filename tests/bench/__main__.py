@@ -24,7 +24,7 @@ from pathlib import Path
 import trio
 
 from tests.bench.calls import coordinator_added, mcp_calls
-from tests.bench.crowds import eight_at_once, frozen_50, idle
+from tests.bench.crowds import HEARD, eight_at_once, frozen_50, idle
 from tests.bench.figures import ROWS, Figure, save, table
 from tests.bench.first_exec import first_exec
 from tests.bench.lives import cold, lives
@@ -73,11 +73,19 @@ class Run:
             traceback.print_exc()
             self.failed.extend(self.wanted.intersection(names))
 
+    def on_fleet(self, work: Callable[[Fleet, int], Awaitable[Figures]]) -> Figures:
+        """Leaves no box to the next."""
+        try:
+            return trio.run(work, self.fleet, self.rounds)
+        finally:
+            self.fleet.destroy_all()
+            time.sleep(HEARD)
+
     def all(self) -> None:
         for alone, names in ALONE:
             self.measure(names, lambda alone=alone: alone(self.rounds))  # type: ignore[misc]
         for on_fleet, names in ON_FLEET:
-            self.measure(names, lambda on_fleet=on_fleet: trio.run(on_fleet, self.fleet, self.rounds))  # type: ignore[misc]
+            self.measure(names, lambda on_fleet=on_fleet: self.on_fleet(on_fleet))  # type: ignore[misc]
 
 
 def main() -> int:

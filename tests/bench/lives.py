@@ -13,11 +13,12 @@ from typing import Any
 import trio
 
 from image.store import ImageStore
+from node.cli.api import Api
 from node.config import Places, load_node_config
 from node.guest import Guest
 from node.net.network import BoxNetwork
 from node.protocol import RunCommand
-from tests.bench.figures import Figure, Stopwatch, ms, p50, ratio
+from tests.bench.figures import Figure, Stopwatch, ms, ratio
 from tests.box.fleet import Agent, Fleet
 
 BARE = Path(__file__).with_name("bare.py")
@@ -53,9 +54,9 @@ async def cold(fleet: Fleet, rounds: int) -> dict[str, Figure]:
             print(f"bench: cold boot {number + 1}", file=sys.stderr)
             with watch.time("start"):
                 box = await agent.start(f"cold {number}")
-            await change(fleet, box, "archive")
+            await change(fleet.node, box, "archive")
             with watch.time("boot"):
-                await change(fleet, box, "restore")
+                await change(fleet.node, box, "restore")
             await remove(agent, box)
     return {"cold_vs_start": ratio(watch["boot"], watch["start"], "start")}
 
@@ -69,8 +70,9 @@ async def one_life(fleet: Fleet, agent: Agent, name: str, watch: Stopwatch) -> N
                 await guest.run(RunCommand(exec_id=f"direct{number}", cmd="true"), wait=20.0)
             with watch.time("exec"):
                 await agent.run(box, "true")
+    node = fleet.node
     with watch.time("freeze"):
-        await change(fleet, box, "freeze")
+        await change(node, box, "freeze")
     with watch.time("thaw"):
         await agent.run(box, "true")
     await remove(agent, box)
@@ -79,12 +81,12 @@ async def one_life(fleet: Fleet, agent: Agent, name: str, watch: Stopwatch) -> N
 async def freeze_after_writing(fleet: Fleet, agent: Agent) -> float:
     """Seconds for a freeze when QEMU still has to write much of a GB that the guest has written."""
     print("bench: a freeze with 1 GB just written", file=sys.stderr)
-    box, watch = await agent.start("writer"), Stopwatch()
+    box, node, watch = await agent.start("writer"), fleet.node, Stopwatch()
     await agent.run(box, "dd if=/dev/zero of=/work/big bs=1M count=1024")
     with watch.time("freeze"):
-        await change(fleet, box, "freeze")
+        await change(node, box, "freeze")
     await remove(agent, box)
-    return p50(watch["freeze"])
+    return watch["freeze"][0]
 
 
 @contextmanager
@@ -122,8 +124,9 @@ async def direct(fleet: Fleet, box: str) -> AsyncIterator[Guest]:
         network.close()
 
 
-async def change(fleet: Fleet, box: str, what: str) -> None:
-    await trio.to_thread.run_sync(fleet.change, box, what)
+async def change(node: Api, box: str, what: str) -> None:
+    """freeze, archive or restore, at the node's socket."""
+    await trio.to_thread.run_sync(lambda: node.operate("POST", f"/v1/boxes/{box}/{what}", report=lambda message, fraction: None))
 
 
 async def remove(agent: Agent, box: str) -> None:

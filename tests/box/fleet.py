@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import trio
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import TextContent
@@ -23,6 +24,7 @@ from node.cli.api import Api
 
 BOXCTL = (sys.executable, "-P", "-m", "node.cli.main")
 UP_WITHIN, DOWN_WITHIN, CALL_WITHIN = 300.0, 120.0, 300.0
+POLL = 0.1
 CONFIG = """
 [node]
 listen = "127.0.0.1:0"
@@ -65,6 +67,17 @@ class Fleet:
     def down(self) -> None:
         self.boxctl("down", within=DOWN_WITHIN)
 
+    def configure(self, *, unit_memory: int = 1 << 30, node: str = "", coordinator: str = "") -> None:
+        """Lines of the [node] and [coordinator] tables; the daemons read them when they start."""
+        (self.state / "config.toml").write_text(CONFIG.format(unit_memory=unit_memory, node=node, coordinator=coordinator))
+
+    def status(self) -> dict[str, Any]:
+        return dict(json.loads(self.boxctl("status", "--json").stdout))
+
+    def start(self, name: str) -> str:
+        """A new box, as the operator starts it; its id."""
+        return str(json.loads(self.boxctl("box", "start", "--name", name, "--flavour", "core", "--json").stdout)["id"])
+
     @property
     def node(self) -> Api:
         return Api.on_socket("node", self.state / "run" / "node.sock")
@@ -76,9 +89,18 @@ class Fleet:
     def view(self, box: str) -> dict[str, Any]:
         return self.node.ask("GET", f"/v1/boxes/{box}")
 
+    async def until(self, box: str, state: str) -> None:
+        """Returns when the box has come to `state` by itself."""
+        with trio.fail_after(CALL_WITHIN):
+            while (await trio.to_thread.run_sync(self.view, box))["state"] != state:
+                await trio.sleep(POLL)
+
+    def destroy(self, box: str) -> None:
+        self.node.operate("DELETE", f"/v1/boxes/{box}", report=lambda message, fraction: None)
+
     def destroy_all(self) -> None:
         for box in self.node.ask("GET", "/v1/boxes")["boxes"]:
-            self.node.operate("DELETE", f"/v1/boxes/{box['id']}", report=lambda message, fraction: None)
+            self.destroy(box["id"])
 
     @asynccontextmanager
     async def agent(self, name: str = "agent0000001") -> AsyncIterator[Agent]:
@@ -119,6 +141,16 @@ class Agent:
         assert done["exitCode"] == 0, done
         return str(done["stdout"]).strip()
 
+    async def commands(self, box: str) -> dict[str, dict[str, Any]]:
+        """All that the box knows of, by execId."""
+        return {command["execId"]: command for command in (await self.call("sandbox_procs", id=box))["commands"]}
+
+
+async def fetch(url: str) -> bytes:
+    """What lies at a link that was given out: a plain GET, no key."""
+    async with httpx2.AsyncClient(timeout=CALL_WITHIN) as http:
+        return (await http.get(url)).raise_for_status().content
+
 
 def first_block(result: Any) -> dict[str, Any]:
     assert isinstance(result.content[0], TextContent)
@@ -139,7 +171,7 @@ def running_fleet(*, unit_memory: int = 1 << 30, node: str = "", coordinator: st
     try:
         (state / "lib").mkdir()
         (state / "lib" / "images").symlink_to(images_folder())
-        (state / "config.toml").write_text(CONFIG.format(unit_memory=unit_memory, node=node, coordinator=coordinator))
+        fleet.configure(unit_memory=unit_memory, node=node, coordinator=coordinator)
         fleet.up()
         yield fleet
         fleet.destroy_all()

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.box.fleet import Fleet
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
 
 
 async def test_an_agent_starts_a_box_works_in_it_freezes_and_thaws_it_and_stops_it(fleet: Fleet) -> None:

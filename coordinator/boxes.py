@@ -31,6 +31,7 @@ from node.protocol import BoxState, CommandView, Problem, RunCommand, WaitComman
 from tools.context import Caller, ToolError
 
 FAILED_SHOWN = 3600.0  # s that a failed start stays in lists
+RESTORED = "The box was archived and was booted again from its disk for this call: processes of before are gone. Archive it when done."
 LIVE_LOOK = 3.0  # s for the node to answer a status; then the last heartbeat's word is told
 EXEC_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LONGEST = 3600.0  # s that a call waits for a command (boxd's FOREGROUND_LIMIT)
@@ -158,6 +159,7 @@ class CallerBoxes:
             wait_sec=LONGEST,
         )  # fmt: skip
         record, node = await self._reach(box)
+        archived = self._service.shown(record).status == BoxState.ARCHIVED
         await self._used(record, cmd=cmd, dir=cwd, note=views.cut(note, views.NOTE), exec_id=exec_id)
         try:
             with self._service.metrics.timed("exec"), gone_boxes(record):
@@ -168,9 +170,11 @@ class CallerBoxes:
         await self._answered(record, view)
         if background:
             log = view.stdout.path if view.stdout else None
-            return {"bgId": exec_id, "execId": exec_id, "pid": view.pid, "running": view.running, "log": log}
-        told = {"execId": exec_id, **views.ending_json(view), **self._urls(box, view)}
-        return told | {"running": True} if view.running else told
+            told = {"bgId": exec_id, "execId": exec_id, "pid": view.pid, "running": view.running, "log": log}
+        else:
+            told = {"execId": exec_id, **views.ending_json(view), **self._urls(box, view)}
+            told |= {"running": True} if view.running else {}
+        return told | ({"restored": RESTORED} if archived else {})
 
     async def commands(self, box: str) -> Sequence[dict[str, Any]]:
         record, node = await self._reach(box)

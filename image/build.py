@@ -27,6 +27,7 @@ from io import RawIOBase
 from pathlib import Path
 
 from image import initramfs, mirror, recipe
+from image.boxd.protocol import REVISION
 from image.recipe import FLAVOURS, Flavour, Settings
 from image.store import ImageNotFoundError, ImageStore, StoredImage
 
@@ -250,6 +251,7 @@ def publish(work: Work) -> Iterator[float]:
         "built_at": time.time(),
         "suite": recipe.SUITE,
         "kernel": work.kernel,
+        "boxd": REVISION,
         "sizes": sizes,
         "powershell": bool(work.settings.powershell_source),
         "packages": dict(line.split(" ", 1) for line in listed),

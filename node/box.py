@@ -119,13 +119,14 @@ class Box(Generic[R]):
         return self._vms.console(self.record)
 
     async def look(self) -> None:
-        """Refreshes what is known of the guest's health; a guest that does not answer is told as unhealthy, never an error."""
+        """Refreshes what is known of the guest's health and commands; a guest that does not answer is told as unhealthy, never an error."""
         if self._running is None:
             return
         guest = self._running.guest
         with trio.move_on_after(HEALTH_WITHIN):
             try:
                 self._health = await guest.health()
+                self._counted(await guest.commands())
                 return
             except GuestError:
                 pass

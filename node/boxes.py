@@ -21,6 +21,7 @@ from node.protocol import BOX_ID, BoxState, BoxView, Capacity, RunCommand, Start
 from node.vms import MicroVms, R
 
 TICK = 1.0  # seconds between looks at the clocks
+SWEEP = 3600.0  # seconds between looks for templates that nobody needs
 OVERHEAD = 160 << 20  # bytes that QEMU needs beside the guest's memory: translated code, buffers
 
 
@@ -120,10 +121,14 @@ class Boxes(Generic[R]):
 
     async def keep_clocks(self) -> None:
         """Freezes, archives and deletes on time, for ever, whoever else is there (report 64)."""
+        swept = -SWEEP
         while True:
             for box in list(self._boxes.values()):
                 if box.due(time.time()):
                     self._operations.join(f"{box.id}:clock", partial(self._act, box))
+            if trio.current_time() - swept > SWEEP:
+                swept = trio.current_time()
+                await self._vms.drop_unused_templates({box.record.template for box in self._boxes.values()})
             await trio.sleep(TICK)
 
     async def rest(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from image.boxd.protocol import REVISION
 from image.store import ImageStore, StoredImage
 from node.config import GIB, MIB, NodeConfig
 from node.errors import ImageMissing, NodeError
@@ -30,7 +31,10 @@ class Host:
 
     def image(self, flavour: str) -> StoredImage:
         """The newest image of the flavour; ImageMissing when none was built here."""
-        if found := self.images.find(flavour):
+        found = self.images.find(flavour)
+        if found and found.manifest.get("boxd", REVISION) != REVISION:
+            raise ImageMissing(f"image {flavour} {found.digest} holds a boxd that this node does not understand", code="image_outdated")
+        if found:
             return found
         there = ", ".join(sorted({image.flavour for image in self.images.list()})) or "none"
         raise ImageMissing(f"no image of flavour {flavour!r} on this host", cause=f"flavours here: {there}")

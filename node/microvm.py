@@ -13,8 +13,9 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,7 @@ class QemuVms:
             async with trio.open_nursery() as copies:  # side by side: the kernel waits for different things
                 net = Later(copies, BoxNetwork.create, record.id, self._shop.config)
                 ram = Later(copies, self._shop.memory.clone, template.folder.home, folder.home)
+                copies.start_soon(trio.to_thread.run_sync, copy_console, template.folder, folder)
                 copies.start_soon(self._shop.blanks.overlay, folder.disk, image.disk.stat().st_size)
                 copies.start_soon(self._shop.blanks.work, folder.work, self._shop.config.unit_work * record.size)
             files = self._files(record, template.folder, ram.value, state=template.folder.state)
@@ -173,6 +175,9 @@ class QemuVms:
             net.close()
             raise
         return running
+
+    async def drop_unused_templates(self, used: Collection[str]) -> None:
+        await trio.to_thread.run_sync(self._templates.drop_unused, used)
 
     async def sweep(self, record: BoxRecord) -> None:
         await end_stray(self.folder(record.id).monitor)
@@ -296,3 +301,9 @@ class QemuVms:
             state=state,
         )
 
+
+def copy_console(template: Folder, box: Folder) -> None:
+    """A box's console begins with the boot that it shares with its template."""
+    with suppress(FileNotFoundError):
+        shutil.copyfile(template.console, box.console)
+        box.console.chmod(0o600)

@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from node.net.network import BoxNetwork
 from node.operations import Report
 from node.storage import space
 from node.vmm import snapshot
+from node.vmm.command import kernel_line
 from node.vmm.machine import Files, Machine
 from node.workshop import Workshop
 
@@ -34,6 +35,7 @@ BOOT_WITHIN = 300.0  # seconds for a cold boot; emulated on busy cores it takes 
 SETTLE_AT_MOST = 15.0  # seconds for freed pages to leave the RAM file (free page reporting needs 2-6)
 SETTLE_STEP = 1.0
 HEALTH_EVERY = 0.2
+UNDER_WAY = 3600.0  # seconds: a start that took the template just before its age was up has ended by then
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,20 @@ class Templates:
             return None
         return Template(folder, manifest, token, folder.state.stat().st_mtime) if manifest else None
 
+    def drop_unused(self, used: Collection[str]) -> None:
+        """Removes what no start will take any more and no box lies on: templates past their age, and those of images that are gone."""
+        images = {image.digest for image in self._workshop.images.list()}
+        for path in self._home.glob("*-*-*"):
+            template = self.open(path.name)
+            fresh = template and time.time() - template.made_at < self._max_age + UNDER_WAY and template.manifest.image in images
+            if path.name not in used and not fresh:
+                shutil.rmtree(path, ignore_errors=True)
+
     def key(self, image: StoredImage, size: int) -> str:
         machine = self._workshop.machine(size)
-        parts = (image.digest, machine.machine_key, machine.accel, self._workshop.qemu.digest, str(self._workshop.config.unit_work * size))
+        line = kernel_line(machine.accel, 0)  # without the host's TSC rate, which is measured and so never quite the same
+        work = str(self._workshop.config.unit_work * size)
+        parts = (image.digest, machine.machine_key, machine.accel, line, self._workshop.qemu.digest, work)
         return f"{image.flavour}-{size}-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:12]}"
 
     async def _make(self, image: StoredImage, size: int, report: Report) -> Template:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, TypeVar
 
 from node.errors import NodeError
@@ -66,6 +67,9 @@ class MicroVms(Protocol[R]):
 
     async def sweep(self, record: BoxRecord) -> None:
         """Ends a VM whose start or thaw an earlier daemon did not finish."""
+
+    async def drop_unused_templates(self, used: Collection[str]) -> None:
+        """`used`: the templates that boxes lie on."""
 
     def why_not_thawable(self, record: BoxRecord) -> NodeError | None:
         """None if the box's snapshot can be loaded here."""

@@ -250,4 +250,4 @@ def _measured(command: Command, cpu: Mapping[int, float]) -> Command:
 
 def _output(spool: Spool) -> Output:
     tail = base64.b64encode(spool.tail(OUTPUT_TAIL)).decode()
-    return Output(tail, spool.total, spool.total > OUTPUT_TAIL, spool.dropped, str(spool.path) if spool.kept else "")
+    return Output(tail, spool.total, spool.total > OUTPUT_TAIL, spool.dropped, "" if spool.total and not spool.kept else str(spool.path))

@@ -24,6 +24,7 @@ import enum
 import struct
 from dataclasses import dataclass, field
 
+REVISION = 1  # raised when a node and a boxd of before no longer understand each other; an image says its own
 PORT = 7070
 FIRST_TOKEN_FW_CFG = "opt/boxfleet/token"  # noqa: S105 - a name; read once from /sys/firmware/qemu_fw_cfg/by_name/<this>/raw, by root
 OUTPUT_TAIL = 16 * 1024  # bytes of each stream inside a Command (CONTRACT 3, sandbox_exec)
@@ -89,7 +90,7 @@ class Output:
     total: int
     truncated: bool
     dropped: int
-    path: str  # where the kept output lies inside the box
+    path: str  # where the kept output lies inside the box, from the first byte on; "" when none was kept
 
 
 @dataclass(frozen=True)

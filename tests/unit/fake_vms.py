@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -175,6 +175,9 @@ class FakeVms:
 
     async def sweep(self, record: BoxRecord) -> None:
         await self._step("sweep", record.id)
+
+    async def drop_unused_templates(self, used: Collection[str]) -> None:
+        await self._step("templates", ",".join(sorted(used)))
 
     def why_not_thawable(self, record: BoxRecord) -> NodeError | None:
         return None if record.id in self.snapshots else VmError("no snapshot")

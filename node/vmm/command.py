@@ -8,6 +8,9 @@ QEMU gets descriptors, never paths, so that it needs no rights on the host's fol
 A saved state fits only the machine that made it, to the letter: every option of the board is said (defaults shift between versions of
 QEMU), every device has an id, and
 their order is fixed, each takes the next free slot. `machine_key` is what a template is kept under.
+
+The firmware is qboot: SeaBIOS 1.16.3, microvm's default with ACPI, never comes to the kernel ("virtio-blk missing headers") when the guest
+has exactly 2048 MiB (4 of 4 tries; 1024, 2047, 2049, 3072, 4096 and 8192 boot).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ Accel = Literal["kvm", "tcg"]
 GUEST_MAC = "02:00:00:00:00:02"
 BOARD = (
     "microvm,acpi=on,rtc=on,pit=on,pic=on,ioapic2=on,pcie=off,usb=off,isa-serial=on"
-    ",auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off"
+    ",auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off,firmware=qboot.rom"
 )
 TRANSLATION_CACHE_MIB = 256  # TCG's own memory a box, counted in MachineSpec.overhead
 PROCESS_MIB = 96  # QEMU's other memory: measured 55-70 MiB

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 BOARD = "microvm,acpi=on,rtc=on,pit=on,pic=on,ioapic2=on,pcie=off,usb=off,isa-serial=on"
-BOARD += ",auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off,memory-backend=ram"
+BOARD += ",auto-kernel-cmdline=off,mem-merge=off,dump-guest-core=off,firmware=qboot.rom,memory-backend=ram"
 ACCEL = {"tcg": "tcg,thread=multi,tb-size=256", "kvm": "kvm"}
 NETWORK = """ip tuntap add tap0 mode tap vnet_hdr; ip link set tap0 address 02:00:00:00:00:01 up; ip addr add 10.111.0.1/30 dev tap0
 ip neigh replace 10.111.0.2 lladdr 02:00:00:00:00:02 dev tap0 nud permanent"""

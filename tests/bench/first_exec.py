@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.bench.figures import Figure, Stopwatch
-from tests.box.fleet import CONFIG, Fleet, leftovers
+from tests.box.fleet import Fleet, leftovers
 
 HERE = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ def first_exec(rounds: int) -> dict[str, Figure]:
     watch = Stopwatch()
     fleet = Fleet(Path(tempfile.mkdtemp(prefix="bf-", dir="/var/tmp")))
     try:
-        (fleet.state / "config.toml").write_text(CONFIG.format(unit_memory=0, node="", coordinator=""))
+        fleet.configure(unit_memory=0)
         for state in ("nothing", "image", "template"):
             print(f"bench: make up, cached: {state}", file=sys.stderr)
             with watch.time(state):

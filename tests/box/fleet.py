@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,10 +35,15 @@ parallel_starts = 2
 {node}
 [coordinator]
 listen = "127.0.0.1:0"
-fleet_listen = "127.0.0.1:0"
+fleet_listen = "127.0.0.1:{fleet_port}"
 default_flavour = "core"
 {coordinator}
 """
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @dataclass
@@ -48,6 +54,7 @@ class Fleet:
     mcp_url: str = ""
     api_url: str = ""
     key: str = field(default="", repr=False)
+    fleet_port: int = field(default_factory=free_port)  # stays: a node remembers where it joined
 
     @property
     def environment(self) -> dict[str, str]:
@@ -69,7 +76,8 @@ class Fleet:
 
     def configure(self, *, unit_memory: int = 1 << 30, node: str = "", coordinator: str = "") -> None:
         """Lines of the [node] and [coordinator] tables; the daemons read them when they start."""
-        (self.state / "config.toml").write_text(CONFIG.format(unit_memory=unit_memory, node=node, coordinator=coordinator))
+        text = CONFIG.format(unit_memory=unit_memory, node=node, coordinator=coordinator, fleet_port=self.fleet_port)
+        (self.state / "config.toml").write_text(text)
 
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.boxctl("status", "--json").stdout))
@@ -92,7 +100,7 @@ class Fleet:
     async def until(self, box: str, state: str) -> None:
         """Returns when the box has come to `state` by itself."""
         with trio.fail_after(CALL_WITHIN):
-            while (await trio.to_thread.run_sync(self.view, box))["state"] != state:
+            while (await trio.to_thread.run_sync(self.view, box))["state"] != state:  # noqa: ASYNC110 - the node tells when asked
                 await trio.sleep(POLL)
 
     def destroy(self, box: str) -> None:

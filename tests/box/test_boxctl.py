@@ -60,10 +60,8 @@ def shell(fleet: Fleet, box: str) -> Iterator[tuple[Terminal, subprocess.Popen[b
     master, slave = pty.openpty()
     terminal = Terminal(master)
     terminal.resize(COLUMNS, ROWS)
-    process = subprocess.Popen(
-        [*BOXCTL, "box", "shell", box], stdin=slave, stdout=slave, stderr=slave, env=fleet.environment, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
-    )  # fmt: skip
+    command = ["setsid", "--ctty", "--wait", *BOXCTL, "box", "shell", box]  # so that the terminal is its own
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=fleet.environment)
     os.close(slave)
     try:
         yield terminal, process
@@ -77,9 +75,8 @@ def test_exec_passes_input_both_outputs_and_the_exit_code(fleet: Fleet, box: str
     blob = os.urandom(300_000)
     done = fleet.boxctl("box", "exec", box, "cat; echo aside >&2; exit 42", input=blob, check=False)
     assert (done.returncode, done.stdout == blob, done.stderr) == (42, True, b"aside\n")
-    assert fleet.boxctl("box", "exec", "--user", "tester", "--cwd", "/tmp", "-e", "A=b c", box, "--", "sh", "-c", "echo $USER $PWD $A").stdout == (
-        b"tester /tmp b c\n"
-    )
+    done = fleet.boxctl("box", "exec", "--user", "tester", "--cwd", "/tmp", "-e", "A=b c", box, "--", "sh", "-c", "echo $USER $PWD $A")
+    assert done.stdout == b"tester /tmp b c\n"
 
 
 def test_a_tree_is_the_same_after_the_way_in_and_out(fleet: Fleet, box: str, tmp_path: Path) -> None:

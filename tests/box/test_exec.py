@@ -10,9 +10,9 @@ import trio
 from tests.box.fleet import Agent, Fleet, fetch, first_block
 
 
-
 async def test_over_8_mib_of_output_can_be_fetched_whole(box: str, agent: Agent) -> None:  # report 1, 2
-    done = await agent.call("sandbox_exec", id=box, cmd="seq --format=%011.0f 800000 | tee /work/text; sha256sum /work/text >&2", note="9 MB")
+    command = "seq --format=%011.0f 800000 | tee /work/text; sha256sum /work/text >&2"
+    done = await agent.call("sandbox_exec", id=box, cmd=command, note="9 MB")
     assert (done["truncated"], done["stdoutBytes"], done.get("stdoutDroppedBytes")) == (True, 9_600_000, None)
     whole = await fetch(done["outputUrl"])
     assert hashlib.sha256(whole).hexdigest() == done["stderr"].split()[0]
@@ -20,7 +20,8 @@ async def test_over_8_mib_of_output_can_be_fetched_whole(box: str, agent: Agent)
 
 
 async def test_bytes_that_are_no_text_come_unchanged(box: str, agent: Agent) -> None:  # report 10
-    done = await agent.call("sandbox_exec", id=box, cmd="head -c 2048 /dev/urandom | tee /work/blob; sha256sum /work/blob >&2", note="bytes")
+    command = "head -c 2048 /dev/urandom | tee /work/blob; sha256sum /work/blob >&2"
+    done = await agent.call("sandbox_exec", id=box, cmd=command, note="bytes")
     digest = done["stderr"].split()[0]
     exact = base64.b64decode(done["stdoutBase64"])
     assert (len(exact), hashlib.sha256(exact).hexdigest()) == (2048, digest)
@@ -43,9 +44,8 @@ async def test_a_timeout_ends_the_whole_tree_and_says_so(box: str, agent: Agent)
 
 
 async def test_a_background_command_has_a_pid_a_log_and_an_end(box: str, agent: Agent) -> None:  # report 7
-    begun = await agent.call(
-        "sandbox_exec", id=box, cmd="echo at work; until [ -e /work/end ]; do read -t 0.1 <> <(:); done; exit 7", note="work", background=True
-    )
+    work = "echo at work; until [ -e /work/end ]; do read -t 0.1 <> <(:); done; exit 7"
+    begun = await agent.call("sandbox_exec", id=box, cmd=work, note="work", background=True)
     known = (await agent.commands(box))[begun["bgId"]]
     assert (known["running"], known["pid"], known["foreground"], known["mine"]) == (True, begun["pid"], False, True)
     ready = await agent.call("sandbox_procs", id=box, action="wait", bgId=begun["bgId"], readyLog="at work")
@@ -76,10 +76,10 @@ async def test_a_thousand_orphans_leave_no_zombie(box: str, agent: Agent) -> Non
     assert await agent.run(box, "while ps -eo stat= | grep -q ^Z; do :; done; echo none", timeoutSec=120) == "none"
 
 
-async def test_progress_comes_at_once_and_a_lost_result_is_fetched_by_its_exec_id(fleet: Fleet, box: str, agent: Agent) -> None:  # report 13
+async def test_progress_comes_at_once_and_a_lost_result_is_fetched_by_execid(fleet: Fleet, box: str, agent: Agent) -> None:  # report 13
     told = trio.Event()
 
-    async def progress(_progress: float, _total: float | None, message: str | None) -> None:
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
         if message and "lost1" in message:
             told.set()
 
@@ -88,7 +88,7 @@ async def test_progress_comes_at_once_and_a_lost_result_is_fetched_by_its_exec_i
         async with fleet.agent() as another:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
-                await another.client.call_tool("sandbox_exec", arguments, progress_callback=progress)
+                await another.client.call_tool("sandbox_exec", arguments, progress_callback=hear)
 
     async with trio.open_nursery() as nursery:
         scope: trio.CancelScope = await nursery.start(call_and_give_up)

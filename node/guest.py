@@ -32,6 +32,7 @@ View = TypeVar("View", bound=BaseModel)
 
 ANSWER = 15.0  # seconds for an answer, beyond what it was asked to wait for
 SETTLE = 120.0  # seconds: a guest may have a GiB to write
+RESTORE = 90.0  # seconds: an emulated guest on a crowded host has needed 30, and giving up costs more than waiting
 PIECE = 60.0  # seconds between two pieces of a stream; boxd ends a quiet one after 20 s
 
 
@@ -53,7 +54,7 @@ class Guest:
         view = {name: known[name] for name in GuestHealth.model_fields if name in known}
         return _view(GuestHealth, {"healthy": True, "checked_at": time.time(), **view})
 
-    async def restore(self, wanted: Restore, *, timeout: float = 30.0) -> Restored:
+    async def restore(self, wanted: Restore, *, timeout: float = RESTORE) -> Restored:
         """Opens the box; from then on this Guest is of `wanted.generation` and speaks with its token. May be repeated."""
         restored = _shaped(Restored, await self._ask("POST", "/v1/restore", asdict(wanted), timeout=timeout))
         if restored.generation != wanted.generation:

@@ -24,11 +24,10 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from coordinator.app import make_public
+from coordinator.app import make_operator, make_public
 from coordinator.certificates import Authority
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.errors import BadInput, CoordinatorError
-from coordinator.rest.admin import make_admin
 from coordinator.rest.fleet_door import make_fleet_door
 from coordinator.services import open_services
 from tools.context import ToolError
@@ -143,7 +142,7 @@ async def run(config: CoordinatorConfig, *, started: trio.Event | None = None, s
             doors: tuple[tuple[Any, Door], ...] = (
                 (make_public(services), Door(public, graceful=config.graceful_stop, tls=tls)),
                 (make_fleet_door(services.fleet), Door(fleet, graceful=1.0, tls=authority.door_context)),
-                (make_admin(services), Door(listen_local(config.places.socket), graceful=1.0)),
+                (make_operator(services), Door(listen_local(config.places.socket), graceful=1.0)),
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_on_signal, stopping)

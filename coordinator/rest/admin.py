@@ -10,6 +10,7 @@
     POST   /v1/nodes/tokens {name?}    -> {token, fleetCa, coordinator, name, expiresAt}   as it is, the file that a node enrols with
     DELETE /v1/nodes/{id}              -> {"removed": id}              forgets the node; its VMs are not touched
     GET    /v1/boxes                   -> {"boxes": [...]}             of all accounts, each with account and node
+    *      /public/v1/...              REST as at the public door (rest/api.py), for which a key is asked here too (coordinator/app.py)
 
 Times of this API are ISO 8601. Errors are {"error": text, "code", "cause", "remedy", "hop"}, as at the public door.
 """

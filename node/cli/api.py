@@ -1,4 +1,4 @@
-"""One daemon over HTTP: the node or the coordinator on its local socket, or the coordinator's REST with an API key.
+"""One daemon over HTTP, on its local socket; with an API key where the daemon asks for one.
 
 Every failure comes out as a Failure: no daemon -> NotRunning, a typed error of the daemon -> what it says.
 """
@@ -26,20 +26,18 @@ UNKEPT = httpx2.Limits(max_keepalive_connections=0)
 class Api:
     """A daemon called `name`. A connection lives as long as its request: nothing is to be closed."""
 
-    def __init__(self, name: str, client: httpx2.Client, path: Path | None = None) -> None:
+    def __init__(self, name: str, client: httpx2.Client, path: Path) -> None:
         self._name = name
         self._client = client
         self._path = path
 
     @classmethod
-    def on_socket(cls, name: str, path: Path) -> Api:
+    def on_socket(cls, name: str, path: Path, *, below: str = "", key: str = "") -> Api:
+        """What the daemon serves below a path, "" being all."""
         transport = httpx2.HTTPTransport(uds=str(path), limits=UNKEPT, verify=False)  # no TLS there: loading the host's CAs costs 0.2 s
-        return cls(name, httpx2.Client(transport=transport, base_url="http://local", trust_env=False, timeout=ANSWER), path)
-
-    @classmethod
-    def on_url(cls, name: str, url: str, key: str) -> Api:
-        headers = {"Authorization": f"Bearer {key}"}
-        return cls(name, httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=ANSWER, limits=UNKEPT))
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"http://local{below}"
+        return cls(name, httpx2.Client(transport=transport, base_url=url, headers=headers, trust_env=False, timeout=ANSWER), path)
 
     def ask(self, method: str, path: str, body: Any = None, *, timeout: float = ANSWER) -> dict[str, Any]:
         """One request, one JSON object."""
@@ -102,8 +100,7 @@ class Api:
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        if self._path:
-            self._knock(self._path)
+        self._knock()
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -114,14 +111,14 @@ class Api:
             remedy = "The work goes on if the daemon does: `boxctl status`."
             raise Failure(f"the link to the {self._name} broke", cause=str(error), remedy=remedy) from error
 
-    def _knock(self, path: Path) -> None:
+    def _knock(self) -> None:
         """Tells apart, by the kernel's own error, why nobody answers; httpx2 has only words for it."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(ANSWER)
             try:
-                client.connect(str(path))
+                client.connect(str(self._path))
             except PermissionError as error:
-                raise Failure(f"you may not ask the {self._name}", cause=str(path), remedy="Run boxctl as root.") from error
+                raise Failure(f"you may not ask the {self._name}", cause=str(self._path), remedy="Run boxctl as root.") from error
             except OSError as error:
                 raise self._not_running(error) from error
 

@@ -1,4 +1,6 @@
-"""What boxctl asks of the coordinator: fleet and keys at its admin socket, boxes at its REST with the local key."""
+"""What boxctl asks of the coordinator, all at its local socket: fleet and keys as its operator, boxes at its REST with the local key.
+
+Never by `public_url`: this host may not resolve it, or not trust its certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class Coordinator:
 
     @cached_property
     def _rest(self) -> Api:
-        return Api.on_url("coordinator", str(self.status()["url"]), self.key)
+        return Api.on_socket("coordinator", self._places.coordinator_socket, below="/public", key=self.key)
 
     def status(self) -> Mapping[str, Any]:
         """{pid, version, url, mcpUrl, apiUrl, ...}: coordinator/rest/admin.py has the shapes of all that is asked here."""

@@ -225,6 +225,14 @@ async def test_heartbeat_and_leave_are_taken_from_agents_with_a_key(running: Run
         assert (await nobody.post("/v1/agents/agent-1/heartbeat", json={})).status_code == 401
 
 
+async def test_below_public_the_operators_socket_is_rest_and_asks_for_a_key(running: Running) -> None:
+    assert (await running.operator.get("/public/v1/boxes")).status_code == 401
+    held = {"authorization": f"Bearer {running.key}"}
+    assert (await running.operator.get("/public/v1/boxes", headers=held)).json() == {"boxes": []}
+    assert (await running.operator.post("/public/v1/boxes", headers=held, json={"goal": "x"})).json()["code"] == "no_capacity"
+    assert (await running.operator.get("/public/v1/status", headers=held)).status_code == 404
+
+
 async def test_the_operators_socket_is_the_operators_alone(running: Running) -> None:
     assert running.config.places.socket.stat().st_mode & 0o777 == 0o600
     assert running.status["mcpUrl"] == running.status["url"] + "/mcp"

@@ -37,11 +37,13 @@ Answer = tuple[int, Any]  # status; an object, a list of events (NDJSON) or byte
 
 
 class FakeDaemon:
-    """Answers what `routes` says: (method, path) -> an answer, or a function of the body that gives one. `asked` keeps the requests."""
+    """Answers what `routes` says: (method, path) -> an answer, or a function of the body that gives one. `asked` keeps the requests,
+    `keys` what authorised them."""
 
     def __init__(self, socket: Path) -> None:
         self.routes: dict[tuple[str, str], Answer | Callable[[Any], Answer]] = {}
         self.asked: list[tuple[str, str, Any]] = []
+        self.keys: list[str] = []
         self.attach: Callable[[BaseHTTPRequestHandler], None] = attach_to_host
         daemon = self
 
@@ -62,6 +64,7 @@ class FakeDaemon:
                     return
                 body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"null")
                 daemon.asked.append((self.command, self.path, body))
+                daemon.keys += self.headers.get_all("authorization", [])
                 missing: Answer = (404, {"error": {"code": "route_not_found", "message": f"no {path}", "hop": "node"}})
                 found = daemon.routes.get((self.command, path), missing)
                 status, payload = found(body) if callable(found) else found

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from node.cli.boxes import command_line, find_box, parse_env
+from node.cli.coordinator import write_secret
 from node.cli.failure import NotFound, WrongUsage
 
 BOXES = [{"id": "abcdefghij12", "name": "web"}, {"id": "abcxyz000000", "name": "db"}, {"id": "zzz000000000", "name": "abcx"}]
@@ -109,6 +110,15 @@ def test_a_daemon_that_talks_nonsense_is_a_failure_not_a_stack_trace(host: Any) 
     assert shown.exit_code == 1
     assert shown.stderr.startswith("error: ")
     assert "Traceback" not in shown.stderr
+
+
+def test_a_box_is_started_through_the_coordinators_socket_whatever_its_public_url_is(host: Any) -> None:
+    coordinator = host.coordinator()
+    coordinator.routes["POST", "/public/v1/boxes"] = lambda body: (201, {"id": "abcdefghij12", **body})
+    write_secret(host.state / "lib" / "local.key", "psbx_local\n")
+    shown = host.boxctl("box", "start", "--name", "trial")
+    assert (shown.exit_code, shown.stdout) == (0, "abcdefghij12\n")
+    assert coordinator.keys == ["Bearer psbx_local"]
 
 
 def test_a_detached_command_prints_its_exec_id(host: Any) -> None:

@@ -101,12 +101,16 @@ class Commands:
         )  # fmt: skip
         entry = Entry(view, *self._spools(spec.exec_id))
         self._entries[spec.exec_id] = entry
+        entry.stdout.open()
+        entry.stderr.open()
         env = environment(account, self._display, spec.env) | {TAG: spec.exec_id}
         oom_kills = guest_oom_kills()
         try:
             process, pumps = self._spawn(entry, account, env)
         except OSError as error:
             entry.stderr.write(f"boxd: could not start /bin/bash in {spec.cwd} as {spec.user}: {error}\n".encode())
+            entry.stdout.close()
+            entry.stderr.close()
             self._finish(entry, "start_failed")
             return entry
         entry.view = replace(view, pid=process.pid)

@@ -79,6 +79,10 @@ class Spool:
     def dropped(self) -> int:
         return self.total - self.kept
 
+    def open(self) -> None:
+        """The file is there before its first byte: an agent may follow it as soon as it knows the path."""
+        self._writable()
+
     def write(self, data: bytes) -> None:
         """Never fails: what cannot be kept (quota, full disk) is counted as dropped."""
         view = memoryview(data)

@@ -123,6 +123,13 @@ async def test_a_thousand_orphans_leave_no_zombie_and_no_exit_code_is_lost(boxd:
     await eventually(childless)
 
 
+async def test_the_log_of_a_background_command_can_be_followed_before_it_says_anything(guest: Guest, command: Make) -> None:  # report 7
+    view = await guest.run(command("exec sleep 60", background=True), wait=0)
+    assert view.stdout
+    assert Path(view.stdout.path).read_bytes() == b""
+    await guest.stop(view.exec_id)
+
+
 async def test_the_same_exec_id_starts_once(guest: Guest, command: Make, tmp_path: Path) -> None:
     request = command(f"echo once >> {tmp_path}/ran; exec sleep 60")
     first = await guest.run(request)

@@ -80,9 +80,7 @@ async def test_a_guest_has_no_way_out_by_ipv6(box: str, agent: Agent) -> None:  
     assert await agent.run(box, "ip -6 -oneline address show scope global; ip -6 route show default") == ""
 
 
-async def test_after_each_thaw_names_and_the_internet_answer(
-    fleet: Fleet, box: str, agent: Agent, port: int
-) -> None:  # report 20
+async def test_after_each_thaw_names_and_the_internet_answer(fleet: Fleet, box: str, agent: Agent, port: int) -> None:  # report 20
     for _ in range(3):
         fleet.change(box, "freeze")
         assert await agent.run(box, f"python3 -c '{PROBE}' {port} {INTERNET}; python3 -c '{ASK}'") == f"{INTERNET}\nBX"

@@ -40,6 +40,10 @@ class Places:
         """Signs output URLs; long-lived, so that a restart breaks no link."""
         return self.lib / "url.key"
 
+    def port(self, setting: str) -> Path:
+        """Keeps the port that a `setting` of port 0 got."""
+        return self.lib / f"{setting}.port"
+
     @property
     def socket(self) -> Path:
         return self.run / "coordinator.sock"
@@ -56,7 +60,7 @@ class Presence:
 @dataclass(frozen=True)
 class CoordinatorConfig:
     places: Places
-    listen: str = "127.0.0.1:7080"  # agents and people; port 0 picks one
+    listen: str = "127.0.0.1:7080"  # agents and people; port 0 picks one, once
     fleet_listen: str = "127.0.0.1:7081"  # nodes, TLS
     fleet_names: tuple[str, ...] = ()  # further names and addresses by which nodes reach the fleet door
     public_url: str = ""  # how the world reaches `listen`; default: http(s)://<listen>

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import signal
 import socket
 import ssl
@@ -28,13 +27,12 @@ from coordinator.app import make_operator, make_public
 from coordinator.certificates import Authority
 from coordinator.config import CoordinatorConfig, load_config
 from coordinator.errors import BadInput, CoordinatorError
+from coordinator.listeners import door_names, fleet_name, listen_again, listen_local, url_of
 from coordinator.rest.fleet_door import make_fleet_door
 from coordinator.services import open_services
 from tools.context import ToolError
 
 log = logging.getLogger("boxfleet.coordinator")
-
-STUCK = 30_000  # ms after which a client that stops reading is dropped; without it a shutdown hangs on it (STACK.md)
 
 
 class AlreadyRunning(CoordinatorError):
@@ -66,39 +64,6 @@ class Door(Config):
         return self.tls
 
 
-def listen(address: str) -> socket.socket:
-    """A bound TCP socket for "host:port" or "[v6]:port". Raises BadInput."""
-    host, _, port = address.rpartition(":")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=256)
-    except (OSError, ValueError) as error:
-        remedy = "Free the port, or set another in [coordinator]."
-        raise BadInput(f"Cannot listen at {address!r}", cause=str(error), remedy=remedy) from error
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK)
-    return listener
-
-
-def listen_local(path: Path) -> socket.socket:
-    """The operator's socket, 0600; one that nobody listens at is a leftover and is replaced."""
-    path.unlink(missing_ok=True)
-    local = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        local.bind(str(path))
-    finally:
-        os.umask(before)
-    local.listen(64)
-    return local
-
-
-def url_of(listener: socket.socket, scheme: str) -> str:
-    host, port = listener.getsockname()[:2]
-    if host in {"0.0.0.0", "::"}:  # noqa: S104 - read, not bound
-        host = "127.0.0.1"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
     """The state folder is this process's alone. Raises AlreadyRunning."""
@@ -109,12 +74,6 @@ def only_one(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise AlreadyRunning("Another coordinator runs on this state folder") from error
         yield
-
-
-def door_names(config: CoordinatorConfig) -> list[str]:
-    """What nodes may call the fleet door: this machine, where it listens, and what the operator says."""
-    host = config.fleet_listen.rpartition(":")[0].strip("[]")
-    return sorted({"localhost", "127.0.0.1", "::1", host, *config.fleet_names} - {"", "0.0.0.0", "::"})  # noqa: S104 - not bound
 
 
 def public_tls(config: CoordinatorConfig) -> ssl.SSLContext | None:
@@ -134,26 +93,27 @@ async def run(config: CoordinatorConfig, *, started: trio.Event | None = None, s
     stopping = trio.Event() if stopping is None else stopping
     config.places.run.mkdir(mode=0o755, parents=True, exist_ok=True)
     with only_one(config.places.lib):
-        tls, public, fleet = public_tls(config), listen(config.listen), listen(config.fleet_listen)
+        tls, places = public_tls(config), config.places
+        public, fleet = listen_again(config.listen, places.port("listen")), listen_again(config.fleet_listen, places.port("fleet_listen"))
         public_url = config.public_url.rstrip("/") or url_of(public, "https" if tls else "http")
-        fleet_url = url_of(fleet, "https")
-        authority = await trio.to_thread.run_sync(Authority.load, config.places.certificates, door_names(config))
-        async with open_services(config, authority, public_url=public_url, fleet_url=fleet_url) as services:
+        fleet_url, elsewhere = url_of(fleet, "https"), url_of(fleet, "https", everywhere=fleet_name(config))
+        authority = await trio.to_thread.run_sync(Authority.load, places.certificates, door_names(config))
+        async with open_services(config, authority, public_url=public_url, fleet_url=fleet_url, fleet_url_elsewhere=elsewhere) as services:
             doors: tuple[tuple[Any, Door], ...] = (
                 (make_public(services), Door(public, graceful=config.graceful_stop, tls=tls)),
                 (make_fleet_door(services.fleet), Door(fleet, graceful=1.0, tls=authority.door_context)),
-                (make_operator(services), Door(listen_local(config.places.socket), graceful=1.0)),
+                (make_operator(services), Door(listen_local(places.socket), graceful=1.0)),
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_stop_on_signal, stopping)
                 async with trio.open_nursery() as serving:
                     for app, door in doors:
                         await serving.start(partial(serve, app, door, shutdown_trigger=stopping.wait, mode="asgi"))
-                    log.info("agents at %s, nodes at %s, the operator at %s", public_url, fleet_url, config.places.socket)
+                    log.info("agents at %s, nodes at %s, the operator at %s", public_url, fleet_url, places.socket)
                     if started is not None:
                         started.set()
                 nursery.cancel_scope.cancel()
-        config.places.socket.unlink(missing_ok=True)
+        places.socket.unlink(missing_ok=True)
     log.info("stopped")
 
 

@@ -36,7 +36,8 @@ class Services:
     nursery: trio.Nursery  # work that outlives the request that asked for it
     clock: Clock
     public_url: str  # without a slash at the end
-    fleet_url: str
+    fleet_url: str  # as seen from this host
+    fleet_url_elsewhere: str  # as seen from others
     started_at: float
 
 
@@ -47,6 +48,7 @@ async def open_services(
     *,
     public_url: str,
     fleet_url: str = "",
+    fleet_url_elsewhere: str = "",
     connect: Connect | None = None,
     clock: Clock = wall_clock,
 ) -> AsyncIterator[Services]:
@@ -80,6 +82,7 @@ async def open_services(
                     clock=clock,
                     public_url=public_url,
                     fleet_url=fleet_url,
+                    fleet_url_elsewhere=fleet_url_elsewhere,
                     started_at=clock(),
                 )
             finally:

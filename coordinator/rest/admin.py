@@ -7,7 +7,8 @@
     DELETE /v1/keys/{name}             -> {"revoked": count}           404 when there is none of that name
     GET    /v1/nodes                   -> {"nodes": [{id, name, address, state, accel, version, heardAt, enrolledAt, capacity, images,
                                            boxes: count, problem}]}    state: ready | not_ready | unreachable
-    POST   /v1/nodes/tokens {name?}    -> {token, fleetCa, coordinator, name, expiresAt}   as it is, the file that a node enrols with
+    POST   /v1/nodes/tokens {name?, here?}  -> {token, fleetCa, coordinator, name, expiresAt}   as it is, the file that a node enrols with;
+                                           coordinator: the fleet door as other hosts reach it, or with `here` as this one does
     DELETE /v1/nodes/{id}              -> {"removed": id}              forgets the node; its VMs are not touched
     GET    /v1/boxes                   -> {"boxes": [...]}             of all accounts, each with account and node
     *      /public/v1/...              REST as at the public door (rest/api.py), for which a key is asked here too (coordinator/app.py)
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from quart import request
@@ -33,6 +34,8 @@ from coordinator.keys import MAIN_ACCOUNT
 from coordinator.rest.api import MAX_BODY, errors_as_json
 from coordinator.rest.health import health
 from coordinator.services import Services
+
+Order = TypeVar("Order", bound=BaseModel)
 
 
 class KeyNotFound(CoordinatorError):
@@ -47,10 +50,16 @@ class NodeNotFound(CoordinatorError):
     default_remedy = "List the nodes: `boxctl node list`."
 
 
-class Named(BaseModel):
+class NewKey(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str = Field(default="", max_length=100)
     account: str = Field(default=MAIN_ACCOUNT, pattern=r"^[a-z0-9-]{1,64}$")
+
+
+class NewNode(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str = Field(default="", max_length=100)
+    here: bool = False  # on the coordinator's host
 
 
 def make_admin(services: Services) -> QuartTrio:
@@ -96,7 +105,7 @@ def make_admin(services: Services) -> QuartTrio:
 
     @app.post("/v1/keys")
     async def key_create() -> dict[str, Any]:
-        named = await _named()
+        named = await _body(NewKey)
         if not named.name:
             raise BadInput("name is required")
         secret, key = await keys.create(named.name, named.account)
@@ -114,12 +123,13 @@ def make_admin(services: Services) -> QuartTrio:
 
     @app.post("/v1/nodes/tokens")
     async def node_token() -> dict[str, Any]:
-        name = (await _named()).name or "node"
+        order = await _body(NewNode)
+        name = order.name or "node"
         token, expires_at = await fleet.create_token(name)
         return {
             "token": token,
             "fleetCa": fleet.ca,
-            "coordinator": services.fleet_url,
+            "coordinator": services.fleet_url if order.here else services.fleet_url_elsewhere,
             "name": name,
             "expiresAt": iso(expires_at),
         }
@@ -137,9 +147,9 @@ def make_admin(services: Services) -> QuartTrio:
     return app
 
 
-async def _named() -> Named:
+async def _body(model: type[Order]) -> Order:
     try:
-        return Named.model_validate_json(await request.get_data(cache=False) or b"{}")
+        return model.model_validate_json(await request.get_data(cache=False) or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise BadInput(f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from error

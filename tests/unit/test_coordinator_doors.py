@@ -22,7 +22,8 @@ from quart import Response, request
 from quart_trio import QuartTrio
 
 from coordinator.config import CoordinatorConfig
-from coordinator.daemon import Door, listen, run
+from coordinator.daemon import Door, run
+from coordinator.listeners import LOOPBACK, door_names, fleet_name, listen, listen_again, url_of
 from node.protocol import Enrol, Enrolled, Event, Heartbeat, RunCommand, StartBox
 from tests.unit.fake_node import FakeNode
 from tests.unit.fleets import Wall, places
@@ -82,7 +83,7 @@ class RealNode:
 
 async def enrol(running: Running, folder: Path, nursery: trio.Nursery) -> RealNode:
     """Enrols through the fleet door with what the operator was given, then serves the node's API with the certificate that came back."""
-    order = (await running.operator.post("/v1/nodes/tokens", json={"name": "host"})).json()
+    order = (await running.operator.post("/v1/nodes/tokens", json={"name": "host", "here": True})).json()
     key, listener = ec.generate_private_key(ec.SECP256R1()), listen("127.0.0.1:0")
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "anything")])
@@ -239,3 +240,33 @@ async def test_the_operators_socket_is_the_operators_alone(running: Running) -> 
     assert running.status["nodes"] == []
     for secret in running.config.places.lib.rglob("*.key"):
         assert secret.stat().st_mode & 0o777 == 0o600
+
+
+def test_port_0_gets_the_same_port_at_the_next_start_while_it_is_free(tmp_path: Path) -> None:
+    with listen_again("127.0.0.1:0", tmp_path / "port") as first:
+        port = first.getsockname()[1]
+        with listen_again("127.0.0.1:0", tmp_path / "port") as other:
+            assert other.getsockname()[1] != port
+            port = other.getsockname()[1]
+    with listen_again("127.0.0.1:0", tmp_path / "port") as again:
+        assert again.getsockname()[1] == port
+    (tmp_path / "port").write_text("99999")
+    with listen_again("127.0.0.1:0", tmp_path / "port") as anew:
+        assert anew.getsockname()[1] == int((tmp_path / "port").read_text())
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"fleet_names": ("fleet.example.org", "10.1.2.3"), "public_url": "https://boxes.example.org"}, "fleet.example.org"),
+        ({"public_url": "https://boxes.example.org:8443/x"}, "boxes.example.org"),
+        ({}, LOOPBACK),
+    ],
+)
+def test_other_hosts_are_told_a_name_that_the_fleet_doors_certificate_bears(tmp_path: Path, settings: dict[str, Any], name: str) -> None:
+    config = CoordinatorConfig(places(tmp_path), fleet_listen="0.0.0.0:0", **settings)
+    assert name in door_names(config)
+    with listen(config.fleet_listen) as listener:
+        port = listener.getsockname()[1]
+        assert url_of(listener, "https", everywhere=fleet_name(config)) == f"https://{name}:{port}"
+        assert url_of(listener, "https") == f"https://127.0.0.1:{port}"

@@ -27,6 +27,11 @@ class Places:
         if state := os.environ.get("BOXFLEET_STATE"):
             root = Path(state).absolute()
             return cls(root / "config.toml", root / "lib", root / "run")
+        return cls.usual()
+
+    @classmethod
+    def usual(cls) -> Places:
+        """Where things lie on a host that nobody told otherwise."""
         return cls(Path("/etc/boxfleet/config.toml"), Path("/var/lib/boxfleet"), Path("/run/boxfleet"))
 
     @property
@@ -36,6 +41,11 @@ class Places:
     @property
     def node(self) -> Path:
         return self.lib / "node"
+
+    @property
+    def enrol_token(self) -> Path:
+        """What `boxctl node token` printed; the node trades it for an identity and removes it."""
+        return self.node / "enrol.token"
 
     @property
     def node_socket(self) -> Path:

@@ -58,9 +58,9 @@ class Coordinator:
     def nodes(self) -> list[Mapping[str, Any]]:
         return list(self._admin.ask("GET", "/v1/nodes")["nodes"])
 
-    def create_node_token(self, name: str) -> Mapping[str, Any]:
-        """{token, fleetCa, coordinator, expiresAt}: what a node enrols with, once."""
-        return self._admin.ask("POST", "/v1/nodes/tokens", {"name": name})
+    def create_node_token(self, name: str, *, here: bool) -> Mapping[str, Any]:
+        """{token, fleetCa, coordinator, expiresAt}: what a node enrols with, once; for a node of this host or of another."""
+        return self._admin.ask("POST", "/v1/nodes/tokens", {"name": name, "here": here})
 
     def remove_node(self, node: str) -> None:
         self._admin.ask("DELETE", f"/v1/nodes/{quote(node, safe='')}")

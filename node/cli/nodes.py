@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -13,6 +14,8 @@ from node.cli.failure import NotFound
 from node.config import Places
 
 app = typer.Typer(no_args_is_help=True, help="Nodes of the fleet.")
+
+ONLY_HERE = {"127.0.0.1", "::1", "localhost"}
 
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Its id.")]
@@ -57,11 +60,15 @@ def show_node(node: Node, json: Json = False) -> None:
 
 @app.command()
 def token(name: Annotated[str, typer.Option(help="What you call the new host.")] = "", json: Json = False) -> None:
-    """A one-time token with which one more host may join."""
-    made = Coordinator(Places.from_environment()).create_node_token(name)
+    """A one-time token with which one more host may join: the JSON for /var/lib/boxfleet/node/enrol.token there."""
+    made = Coordinator(Places.from_environment()).create_node_token(name, here=False)
     show.print_json(made)
+    if urlsplit(str(made["coordinator"])).hostname in ONLY_HERE:
+        show.warn(
+            f"only this host can reach {made['coordinator']}: for others set fleet_listen and fleet_names in [coordinator], then ask again"
+        )
     if not json:
-        show.say("On the new host, put this into <state>/node/enrol.token (0600) and start its node. It works once.")
+        show.say(f"On the new host, put this into {Places.usual().enrol_token} (0600) and run `boxctl up --node-only`. It works once.")
 
 
 @app.command("rm")

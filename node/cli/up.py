@@ -7,9 +7,9 @@ import fcntl
 import json as encoder
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -31,15 +31,18 @@ GREETING = 'echo "hello from $(hostname): $(. /etc/os-release; echo $PRETTY_NAME
 def up(
     flavour: Annotated[str, typer.Option(help="Image of the first box: full, or core for a quick look.")] = "full",
     box: Annotated[bool, typer.Option(help="Start a first box.")] = True,
+    node_only: Annotated[bool, typer.Option("--node-only", help="A further host: its coordinator runs elsewhere.")] = False,
 ) -> None:
     """Start what is not running, down to a first box."""
     places, began = Places.from_environment(), time.monotonic()
     if os.geteuid() != 0:
         raise Failure("boxes need root: namespaces, taps, images", remedy="sudo boxctl up")
     with only_one(places):
+        if node_only:
+            start_further_node(places, flavour)
+            return
         coordinator = start_coordinator(places)
-        image = ensure_image(places, flavour)
-        show.say(f"image {flavour} {image.digest}: there")
+        have_image(places, flavour)
         start_node(places, coordinator)
         if box:
             first_box(places, coordinator, flavour)
@@ -71,33 +74,69 @@ def start_coordinator(places: Places) -> Coordinator:
     return coordinator
 
 
+def have_image(places: Places, flavour: str) -> None:
+    image = ensure_image(places, flavour)
+    show.say(f"image {flavour} {image.digest}: there")
+
+
 def start_node(places: Places, coordinator: Coordinator) -> None:
     """Running, enrolled and ready."""
-    daemon, api = Daemon("node", places), Api.on_socket("node", places.node_socket)
-    if not (places.node / "identity" / "node.json").exists():
-        order = coordinator.create_node_token(os.uname().nodename)
-        write_secret(places.node / "enrol.token", encoder.dumps({key: order[key] for key in ("token", "fleetCa", "coordinator")}))
-    ensure_running(daemon, lambda: bool(api.ask("GET", "/v1/node", timeout=5)))
-    view: dict[str, Any] = {}
+    if not enrolled(places):
+        order = coordinator.create_node_token(os.uname().nodename, here=True)
+        write_secret(places.enrol_token, encoder.dumps({key: order[key] for key in ("token", "fleetCa", "coordinator")}))
+    api = run_node(places)
 
-    def enrolled() -> bool:
-        view.update(api.ask("GET", "/v1/node"))
-        return bool(view["id"]) and any(known["id"] == view["id"] and known["state"] == "ready" for known in coordinator.nodes())
+    def known() -> bool:
+        mine = api.ask("GET", "/v1/node")["id"]
+        return bool(mine) and any(node["id"] == mine and node["state"] == "ready" for node in coordinator.nodes())
 
+    wait_to_join(places, known)
+    refuse_unready(api)
+
+
+def start_further_node(places: Places, flavour: str) -> None:
+    """Running, with an image, and enrolled if there is a token; else the node waits for one as long as it takes."""
+    api = run_node(places)
+    have_image(places, flavour)
+    if enrolled(places) or places.enrol_token.exists():
+        wait_to_join(places, lambda: bool(api.ask("GET", "/v1/node")["id"]))
+        show.say("node: has joined its fleet; see it on the coordinator's host: `boxctl node list`")
+    else:
+        show.say(
+            "node: waits for its token. On the coordinator's host: `boxctl node token --name "
+            f"{os.uname().nodename}`; put what it prints into {places.enrol_token} here (0600). It joins within seconds."
+        )
+    refuse_unready(api)
+
+
+def enrolled(places: Places) -> bool:
+    return (places.node / "identity" / "node.json").exists()
+
+
+def run_node(places: Places) -> Api:
+    api = Api.on_socket("node", places.node_socket)
+    ensure_running(Daemon("node", places), lambda: bool(api.ask("GET", "/v1/node", timeout=5)))
+    return api
+
+
+def wait_to_join(places: Places, joined: Callable[[], bool]) -> None:
     with show.progress("node") as report:
         report("joining the fleet", None)
-        daemon.wait_until(enrolled, deadline=ENROLLED)
+        Daemon("node", places).wait_until(joined, deadline=ENROLLED)
+
+
+def refuse_unready(api: Api) -> None:
+    view = api.ask("GET", "/v1/node")
     if not view["ready"]:
-        problem = view.get("problem") or {}
-        raise from_problem(problem or {"code": "node_not_ready", "message": "the node is not ready"})
+        raise from_problem(view.get("problem") or {"code": "node_not_ready", "message": "the node is not ready"})
 
 
-def ensure_running(daemon: Daemon, answers: Any) -> None:
+def ensure_running(daemon: Daemon, answers: Callable[[], bool]) -> None:
     """Healthy, started if it was not; waits for one that is starting."""
 
     def healthy() -> bool:
         try:
-            return bool(answers())
+            return answers()
         except Failure:
             return False
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from image.build import current_digest
+from image.recipe import Settings
 from node.cli.connect import recipes
 from node.cli.coordinator import Coordinator, write_secret
 from node.cli.daemons import Daemon
@@ -95,10 +97,48 @@ def test_revoking_a_key_that_is_not_there_is_4(host: Any) -> None:
     assert shown.stderr.splitlines()[0] == "error: There is no key 'x y' in force"
 
 
-def test_a_node_token_is_the_file_that_a_new_host_needs(host: Any) -> None:
-    order = {"token": "t", "fleetCa": "PEM", "coordinator": "https://h:7081", "name": "b", "expiresAt": "2030-01-01T00:00:00.000Z"}
-    host.coordinator().routes["POST", "/v1/nodes/tokens"] = (200, order)
-    assert json.loads(host.boxctl("node", "token", "--name", "b").stdout) == order
+ORDER = {"token": "t", "fleetCa": "PEM", "coordinator": "https://h:7081", "name": "b", "expiresAt": "2030-01-01T00:00:00.000Z"}
+
+
+def test_a_node_token_is_the_file_that_a_new_host_needs_and_says_where_it_goes(host: Any) -> None:
+    coordinator = host.coordinator()
+    coordinator.routes["POST", "/v1/nodes/tokens"] = (200, ORDER)
+    shown = host.boxctl("node", "token", "--name", "b")
+    assert json.loads(shown.stdout) == ORDER
+    assert coordinator.asked[-1][2] == {"name": "b", "here": False}
+    assert "/var/lib/boxfleet/node/enrol.token (0600)" in shown.stderr  # the new host's, not this one's
+    assert "only this host" not in shown.stderr
+
+
+@pytest.mark.parametrize("door", ["https://127.0.0.1:7081", "https://[::1]:7081"])
+def test_a_node_token_that_leads_no_other_host_here_says_so(host: Any, door: str) -> None:
+    host.coordinator().routes["POST", "/v1/nodes/tokens"] = (200, ORDER | {"coordinator": door})
+    shown = host.boxctl("node", "token", "--json")
+    assert json.loads(shown.stdout)["coordinator"] == door
+    assert f"only this host can reach {door}" in shown.stderr
+
+
+def further_node(host: Any, **differing: Any) -> Any:
+    """`up --node-only`, as root, where a node runs and the image is there."""
+    host.node().routes["GET", "/v1/node"] = (200, NODE | differing)
+    digest = current_digest("core", Settings())
+    folder = places(host).images / f"core-{digest}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"flavour": "core", "digest": digest, "built_at": 1.0}))
+    return host.boxctl("up", "--node-only", "--flavour", "core")
+
+
+def test_a_further_node_without_a_token_waits_and_says_for_what(host: Any) -> None:
+    shown = further_node(host, id="")
+    assert shown.exit_code == 0
+    assert f"put what it prints into {places(host).enrol_token} here" in shown.stderr
+
+
+def test_a_further_node_with_a_token_joins_without_a_coordinator_here(host: Any) -> None:
+    write_secret(places(host).enrol_token, "{}")
+    shown = further_node(host)
+    assert shown.exit_code == 0
+    assert "has joined its fleet" in shown.stderr
 
 
 def test_nodes_are_listed_also_those_never_heard(host: Any) -> None:

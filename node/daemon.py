@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -32,8 +33,7 @@ ENROL_AGAIN_EVERY = 2.0
 GRACEFUL = 3.0  # seconds that requests under way get at the end
 
 
-def log(text: str) -> None:
-    print(f"node: {text}", file=sys.stderr, flush=True)
+log = logging.getLogger("boxfleet.node").info
 
 
 class CoordinatorDoor(Config):
@@ -58,7 +58,7 @@ class CoordinatorDoor(Config):
 
 def harden(config: Config) -> None:
     """hypercorn's defaults that do not fit us (STACK.md)."""
-    config.accesslog, config.errorlog = None, "-"
+    config.accesslog, config.errorlog = None, logging.getLogger("boxfleet.http")
     config.graceful_timeout = GRACEFUL
     config.keep_alive_timeout = 60
     config.keep_alive_max_requests = 1_000_000
@@ -123,13 +123,12 @@ def describe(host: Host, boxes: Boxes[RunningVm]) -> NodeView:
 async def serve_coordinator(config: NodeConfig, boxes: Boxes[RunningVm], host: Host, stopping: trio.Event) -> None:
     """Enrols if need be, then opens the coordinator's door and keeps the heartbeats. The local door does not wait for it."""
     identity = Identity(config.places.node / "identity")
-    order = config.places.node / "enrol.token"
     listener = open_listener(config.listen)
     address = config.address or ":".join(map(str, listener.getsockname()[:2]))
     said = ""
     while not identity.enrolled:
         try:
-            await enrol(identity, order, address)
+            await enrol(identity, config.places.enrol_token, address)
         except NodeError as error:
             if str(error) != said:
                 said = str(error)
@@ -180,7 +179,14 @@ async def run(config: NodeConfig) -> None:
         work.cancel_scope.cancel()
 
 
+def log_plain_lines() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for chatty in ("httpx2", "boxfleet.http"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
 def main() -> None:
+    log_plain_lines()
     try:
         trio.run(run, load_node_config())
     except* NodeError as errors:

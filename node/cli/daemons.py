@@ -21,6 +21,7 @@ from node.config import Places
 
 POLL = 0.1  # seconds
 LAST_LINES = 8
+LONGEST_LOG = 8 << 20  # bytes; looked at when a daemon starts
 LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes
 
 
@@ -56,11 +57,14 @@ class Daemon:
         return pid if is_alive(pid) and self.module in (command_line(pid) or [self.module]) else None
 
     def start(self) -> int:
-        """Starts it as a session of its own, its output appended to the log. It stays when boxctl ends."""
+        """Starts it as a session of its own, its output appended to the log, which begins anew when it has grown long. It stays when boxctl
+        ends."""
         if len(os.fsencode(self.socket)) > LONGEST_SOCKET_PATH:
             raise Failure(f"{self.socket} is too long for a socket", remedy="Choose a shorter folder in BOXFLEET_STATE.")
         for folder in (self.log.parent, self.places.run):
             folder.mkdir(parents=True, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > LONGEST_LOG:
+            self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         # -P: a folder called `node` where the operator happens to stand must not be taken for ours.
         arguments = [sys.executable, "-P", "-m", self.module]
         with self.log.open("ab") as log, Path(os.devnull).open("rb") as nothing:

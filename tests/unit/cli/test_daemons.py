@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from image.build import current_digest
 from image.recipe import Settings
 from node.cli.connect import recipes
 from node.cli.coordinator import Coordinator, write_secret
-from node.cli.daemons import Daemon
+from node.cli.daemons import LONGEST_LOG, Daemon
 from node.cli.failure import Failure
 from node.config import Places
 
@@ -202,6 +203,34 @@ def test_a_daemon_is_started_detached_found_again_and_ended(sleeper: Sleeper) ->
     assert sleeper.stop(pid, deadline=10)
     assert sleeper.pid() is None
     os.waitpid(pid, 0)
+
+
+def test_a_long_log_begins_anew_at_a_start_and_one_of_before_is_kept(sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAP", "0")
+    sleeper.log.parent.mkdir(parents=True)
+    kept = sleeper.log.with_name("node.log.1")
+    kept.write_text("of long ago")
+    with sleeper.log.open("wb") as log:
+        log.truncate(LONGEST_LOG)
+    os.waitpid(sleeper.start(), 0)
+    assert kept.read_text() == "of long ago"
+    os.waitpid(sleeper.start(), 0)
+    assert kept.stat().st_size == LONGEST_LOG + len("started\n")
+    assert sleeper.log.read_text() == "started\n"
+
+
+def test_what_the_http_server_says_of_itself_stays_out_of_the_nodes_log(caplog: pytest.LogCaptureFixture) -> None:
+    from hypercorn.config import Config
+    from hypercorn.logging import Logger
+
+    from node.daemon import harden, log_plain_lines
+
+    log_plain_lines()
+    harden(config := Config())
+    trio.run(Logger(config).info, "Running on %s", "http://unix:/x (CTRL + C to quit)")
+    assert not caplog.records
+    trio.run(Logger(config).error, "it broke")
+    assert [record.message for record in caplog.records] == ["it broke"]
 
 
 def test_a_daemon_that_ends_while_it_starts_is_told_with_its_last_words(sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch) -> None:

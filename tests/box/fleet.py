@@ -82,9 +82,9 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         return dict(json.loads(self.boxctl("status", "--json").stdout))
 
-    def start(self, name: str) -> str:
+    def start(self, name: str, flavour: str = "core") -> str:
         """A new box, as the operator starts it; its id."""
-        return str(json.loads(self.boxctl("box", "start", "--name", name, "--flavour", "core", "--json").stdout)["id"])
+        return str(json.loads(self.boxctl("box", "start", "--name", name, "--flavour", flavour, "--json").stdout)["id"])
 
     @property
     def node(self) -> Api:
@@ -148,6 +148,12 @@ class Agent:
         done = await self.call("sandbox_exec", id=box, cmd=cmd, note="test", **arguments)
         assert done["exitCode"] == 0, done
         return str(done["stdout"]).strip()
+
+    async def ready(self, box: str, command: str, **shown_by: Any) -> None:
+        """Returns when a background command is ready by readyPort or readyLog, however busy the host is."""
+        with trio.fail_after(CALL_WITHIN):
+            while not (told := await self.call("sandbox_procs", id=box, action="wait", bgId=command, **shown_by))["ready"]:
+                assert told["running"], told
 
     async def commands(self, box: str) -> dict[str, dict[str, Any]]:
         """All that the box knows of, by execId."""

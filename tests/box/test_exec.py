@@ -48,8 +48,7 @@ async def test_a_background_command_has_a_pid_a_log_and_an_end(box: str, agent: 
     begun = await agent.call("sandbox_exec", id=box, cmd=work, note="work", background=True)
     known = (await agent.commands(box))[begun["bgId"]]
     assert (known["running"], known["pid"], known["foreground"], known["mine"]) == (True, begun["pid"], False, True)
-    ready = await agent.call("sandbox_procs", id=box, action="wait", bgId=begun["bgId"], readyLog="at work")
-    assert ready["ready"]
+    await agent.ready(box, begun["bgId"], readyLog="at work")
     assert await agent.run(box, f"kill -0 {begun['pid']} && cat {begun['log']} && touch /work/end") == "at work"
     ended = await agent.call("sandbox_procs", id=box, action="wait", bgId=begun["bgId"])
     assert (ended["running"], ended["exitCode"], ended["stdout"]) == (False, 7, "at work\n")
@@ -65,8 +64,7 @@ async def test_stop_ends_the_whole_tree(box: str, agent: Agent) -> None:  # repo
 
 async def test_a_server_is_waited_for_by_its_port(box: str, agent: Agent) -> None:
     begun = await agent.call("sandbox_exec", id=box, cmd="python3 -m http.server 8123", note="serve", background=True)
-    ready = await agent.call("sandbox_procs", id=box, action="wait", bgId=begun["bgId"], readyPort=8123, waitSec=25)
-    assert ready["ready"], ready
+    await agent.ready(box, begun["bgId"], readyPort=8123)
     assert "text" in await agent.run(box, "curl --silent --show-error localhost:8123")
     await agent.call("sandbox_procs", id=box, action="stop", bgId=begun["bgId"])
 

@@ -30,7 +30,7 @@ http.server.HTTPServer(("127.0.0.1", 3000), Handler).serve_forever()
 # report 9, 14, 19, 20, 21
 async def test_twenty_freezes_leave_processes_open_files_ports_and_the_clock_as_they_were(fleet: Fleet, box: str, agent: Agent) -> None:
     server = await agent.call("sandbox_exec", id=box, cmd=f"exec python3 -c '{SERVER}'", note="serve", background=True)
-    assert (await agent.call("sandbox_procs", id=box, action="wait", bgId=server["bgId"], readyPort=3000, waitSec=120))["ready"]
+    await agent.ready(box, server["bgId"], readyPort=3000)
     for cycle in range(1, CYCLES + 1):
         await agent.run(box, "date --set=@1000000000")  # a clock left to itself would be years old after the thaw
         assert (await trio.to_thread.run_sync(fleet.change, box, "freeze"))["state"] == "frozen"

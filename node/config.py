@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from node.errors import BadRequest
+
 MIB, GIB = 1 << 20, 1 << 30
 
 
@@ -101,13 +103,7 @@ def read_table(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except tomllib.TOMLDecodeError as error:
-        raise refused(f"{path} is not valid TOML", cause=str(error), remedy="Correct the line that is named.") from error
-
-
-def refused(message: str, **told: str) -> Exception:
-    from node.errors import BadRequest  # late: it needs pydantic, which takes 0.15 s to load, and boxctl wants places only
-
-    return BadRequest(message, **told)
+        raise BadRequest(f"{path} is not valid TOML", cause=str(error), remedy="Correct the line that is named.") from error
 
 
 def take(cls: type[Any], table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -116,14 +112,14 @@ def take(cls: type[Any], table: dict[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in table.items():
         if name not in known:
-            raise refused(f"{where}.{name} is not a setting", remedy=f"Settings of [{where}]: {', '.join(sorted(known))}.")
+            raise BadRequest(f"{where}.{name} is not a setting", remedy=f"Settings of [{where}]: {', '.join(sorted(known))}.")
         default = known[name].default
         if isinstance(default, tuple):
             value = tuple(value)
         elif isinstance(default, float) and isinstance(value, int):
             value = float(value)
         elif not isinstance(value, type(default)) and not isinstance(default, type(None)):
-            raise refused(f"{where}.{name} must be a {type(default).__name__}, not {value!r}")
+            raise BadRequest(f"{where}.{name} must be a {type(default).__name__}, not {value!r}")
         values[name] = value
     return values
 

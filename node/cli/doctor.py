@@ -11,6 +11,7 @@ from rich.text import Text
 from node.cli import show
 from node.cli.daemons import Daemon
 from node.config import NodeConfig, Places, load_node_config
+from node.errors import NodeError
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -19,7 +20,6 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="[{name, status, de
     """Check this host. Ends with 1 when something must be mended."""
     from node.doctor.checks import judge
     from node.doctor.facts import gather
-    from node.errors import NodeError
 
     places, problem = Places.from_environment(), ""
     try:

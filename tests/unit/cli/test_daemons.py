@@ -271,7 +271,7 @@ def test_down_with_nothing_running_is_done_already(host: Any) -> None:
 
 
 def test_help_is_quick_because_heavy_imports_are_late() -> None:
-    heavy = ("trio", "trio_websocket", "image.build", "pyroute2", "iptc", "pydantic")
+    heavy = ("trio", "trio_websocket", "image.build", "pyroute2", "iptc")
     code = f"import sys, node.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -83,7 +83,7 @@ class Coordinator:
         return self._rest.ask("POST", "/v1/boxes", {"name": name, "goal": goal, "flavour": flavour, "size": size}, timeout=START)
 
     def stop_box(self, box: str, delete: bool, report: Report) -> Mapping[str, Any]:
-        report(f"box {box}", None)
+        report(f"box {box} with its disk" if delete else f"box {box}; its disk is kept", None)
         method, path = ("DELETE", "") if delete else ("POST", "/stop")
         return self._rest.ask(method, f"/v1/boxes/{box}{path}", timeout=START)
 

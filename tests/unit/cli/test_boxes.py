@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from typing import Any
 
 import pytest
@@ -119,6 +121,30 @@ def test_a_box_is_started_through_the_coordinators_socket_whatever_its_public_ur
     shown = host.boxctl("box", "start", "--name", "trial")
     assert (shown.exit_code, shown.stdout) == (0, "abcdefghij12\n")
     assert coordinator.keys == ["Bearer psbx_local"]
+
+
+@pytest.mark.parametrize(
+    ("word", "method", "path", "said"),
+    [("stop", "POST", "/stop", "stopping: box abcdefghij12"), ("rm", "DELETE", "", "deleting: box abcdefghij12")],
+)
+def test_an_end_that_takes_long_says_on_a_terminal_what_is_being_done(host: Any, word: str, method: str, path: str, said: str) -> None:
+    def slow(_: Any) -> tuple[int, Any]:
+        assert terminal_shows.wait(20)  # the answer comes only when the terminal has told of the work
+        return 200, {"id": "abcdefghij12"}
+
+    terminal_shows = threading.Event()
+    host.node(host.view())
+    host.coordinator().routes[method, f"/public/v1/boxes/abcdefghij12{path}"] = slow
+    write_secret(host.state / "lib" / "local.key", "psbx_local\n")
+    master, slave = os.openpty()
+    with host.spawn("box", word, "trial", stderr=slave) as process:
+        os.close(slave)
+        shown = b""
+        while said.encode() not in shown:
+            shown += os.read(master, 4096)
+        terminal_shows.set()
+        assert process.wait(20) == 0
+    os.close(master)
 
 
 def test_a_detached_command_prints_its_exec_id(host: Any) -> None:

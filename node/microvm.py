@@ -115,7 +115,7 @@ class QemuVms:
         await self._leave(record.id, running)
         await self._shop.memory.rest(folder.home)
         manifest = self._shop.manifest(self._shop.machine(record.size), record.image, record.generation)
-        await trio.to_thread.run_sync(snapshot.write, folder.home, manifest)
+        snapshot.write(folder.home, manifest)
         return record
 
     async def flush(self, record: BoxRecord) -> None:

@@ -61,15 +61,20 @@ def compatible(saved: Manifest, now: Manifest) -> str | None:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Replaces the manifest in `folder` atomically and durably."""
+    """Replaces the manifest in `folder` atomically; a durable one reaches the disk before this returns.
+
+    One that is not durable is good for this boot of the host only, so syncing it would buy nothing and cost a freeze its milliseconds.
+    """
     new = folder / f".{MANIFEST}"
     try:
         with new.open("w") as file:
             json.dump(asdict(manifest), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+            if manifest.durable:
+                file.flush()
+                os.fsync(file.fileno())
         new.replace(folder / MANIFEST)
-        sync(folder)
+        if manifest.durable:
+            sync(folder)
     except OSError as error:
         raise StorageError("the snapshot's manifest could not be written", cause=str(error)) from error
 

@@ -26,8 +26,11 @@ def ensure_image(places: Places, flavour: str) -> StoredImage:
     if flavour not in FLAVOURS:
         raise WrongUsage(f"there is no flavour {flavour!r}", remedy=f"Flavours: {', '.join(sorted(FLAVOURS))}.")
     settings = Settings(**take(Settings, dict(read_table(places.config).get("image", {})), "image"))
+    store = ImageStore(places.images)
     try:
-        return ImageStore(places.images).show(current_digest(flavour, settings))
+        image = store.show(current_digest(flavour, settings))
+        warn_of_newer(image, store)
+        return image
     except ImageNotFoundError:
         cost = estimate(flavour)
     show.say(f"building image {flavour}: about {cost.minutes} minutes and {cost.gigabytes:.0f} GB; interrupted, it goes on next time")
@@ -37,6 +40,14 @@ def ensure_image(places: Places, flavour: str) -> StoredImage:
     except BuildError as error:
         log = "\n".join(error.log[-12:])
         raise Failure(f"the image was not built: {error}", cause=log, remedy="Mend what the log names, then the same again.") from error
+
+
+def warn_of_newer(image: StoredImage, store: ImageStore) -> None:
+    """The node takes the flavour's newest image. That is another one when the recipe has gone back to what it was."""
+    newest = store.find(image.flavour)
+    if newest and newest.digest != image.digest:
+        remedy = f"`boxctl image rm {newest.digest}` makes it {image.digest}, the recipe's"
+        show.warn(f"new boxes of {image.flavour} are made of image {newest.digest}, which was built later; {remedy}")
 
 
 def find_image(reference: str, images: list[StoredImage]) -> StoredImage:

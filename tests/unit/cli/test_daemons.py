@@ -119,13 +119,17 @@ def test_a_node_token_that_leads_no_other_host_here_says_so(host: Any, door: str
     assert f"only this host can reach {door}" in shown.stderr
 
 
+def have_image(host: Any, digest: str, built_at: float) -> str:
+    folder = places(host).images / f"core-{digest}"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"flavour": "core", "digest": digest, "built_at": built_at}))
+    return digest
+
+
 def further_node(host: Any, **differing: Any) -> Any:
     """`up --node-only`, as root, where a node runs and the image is there."""
     host.node().routes["GET", "/v1/node"] = (200, NODE | differing)
-    digest = current_digest("core", Settings())
-    folder = places(host).images / f"core-{digest}"
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"flavour": "core", "digest": digest, "built_at": 1.0}))
+    have_image(host, current_digest("core", Settings()), built_at=2.0)
     return host.boxctl("up", "--node-only", "--flavour", "core")
 
 
@@ -180,6 +184,22 @@ def test_a_broken_configuration_is_an_error_with_a_remedy(host: Any) -> None:
 def test_the_image_list_is_empty_json_without_images(host: Any) -> None:
     assert json.loads(host.boxctl("image", "list", "--json").stdout) == []
     assert host.boxctl("image", "show", "core").exit_code == 4
+
+
+def test_the_current_recipes_image_is_taken_as_it_is_and_without_a_word_when_it_is_the_newest(host: Any) -> None:
+    have_image(host, "aaaaaaaaaaaa", built_at=1.0)
+    current = have_image(host, current_digest("core", Settings()), built_at=2.0)
+    shown = host.boxctl("image", "build", "core")
+    assert (shown.exit_code, shown.stdout) == (0, f"{current}\n")
+    assert "are made of" not in shown.stderr
+
+
+def test_when_the_recipe_has_gone_back_up_says_of_what_new_boxes_are_made(host: Any) -> None:
+    have_image(host, current_digest("core", Settings()), built_at=1.0)
+    have_image(host, "aaaaaaaaaaaa", built_at=2.0)
+    shown = host.boxctl("image", "build", "core")
+    assert shown.exit_code == 0
+    assert "new boxes of core are made of image aaaaaaaaaaaa" in shown.stderr
 
 
 class Sleeper(Daemon):

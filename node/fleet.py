@@ -14,10 +14,6 @@ from pathlib import Path
 
 import httpx2
 import trio
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from node.errors import NodeError
@@ -79,12 +75,21 @@ class Identity:
     def renew(self, certificate: str) -> None:
         write_secret(self.certificate, certificate)
 
-    def make_key(self) -> ec.EllipticCurvePrivateKey:
+    def make_request(self) -> str:
+        """A new key, kept, and the signing request for it (PEM)."""
+        # Imported here: needed once in the node's life, and 8 MB for all of it.
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
         pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         write_secret(self.key, pem.decode())
-        return key
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
+        request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+        return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def write_secret(path: Path, text: str) -> None:
@@ -107,9 +112,7 @@ async def enrol(identity: Identity, order: Path, address: str) -> None:
         raise NotEnrolled(f"this node has no identity, and there is no token in {order}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise NotEnrolled(f"{order} must hold JSON with token, fleetCa and coordinator", cause=str(error)) from error
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
-    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(identity.make_key(), hashes.SHA256())
-    request = Enrol(token=token, csr=csr.public_bytes(serialization.Encoding.PEM).decode(), address=address)
+    request = Enrol(token=token, csr=identity.make_request(), address=address)
     async with fleet_client(coordinator, fleet_ca) as client:
         answer = await post(client, "/v1/fleet/enrol", request.model_dump_json(by_alias=True))
     try:

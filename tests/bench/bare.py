@@ -84,6 +84,9 @@ def one_round(image: str, template: Path, home: Path, token: str) -> dict[str, f
     vm = Vm(image, template, home, template / "state")
     restore(1, token)
     started = time.monotonic()
+    for number in range(10):  # as many as our boxes have answered when they are frozen: a guest's first ones are its slowest
+        ask("/v1/commands?waitSec=30", {"execId": f"bare{number}", "cmd": "true", "cwd": "/"}, token)
+    worked = time.monotonic()
     vm.command("stop")
     vm.command("migrate", uri=f"file:{home}/state")
     while vm.command("query-migrate").get("status") != "completed":
@@ -95,7 +98,7 @@ def one_round(image: str, template: Path, home: Path, token: str) -> dict[str, f
     ask("/v1/commands?waitSec=30", {"execId": "bare", "cmd": "true", "cwd": "/"}, token)
     thawed = time.monotonic()
     vm.kill()
-    return {"start": started - begun, "freeze": frozen - started, "thaw": thawed - frozen}
+    return {"start": started - begun, "freeze": frozen - worked, "thaw": thawed - frozen}
 
 
 if __name__ == "__main__":

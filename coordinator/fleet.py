@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -26,12 +27,14 @@ from coordinator.store import nodes as table
 from coordinator.store.database import Database
 from coordinator.store.nodes import NodeRecord
 from node.protocol import BoxState, BoxView, Enrol, Enrolled, Heartbeat, HeartbeatAnswer, NodeView
+from tools.context import ToolError
 
 Connect = Callable[[str, str], Node]  # node id, address -> its client
 
 log = logging.getLogger("boxfleet.fleet")
 
 HEARTBEAT = 5.0  # s between a node's heartbeats
+LOOK_AGAIN = 3.0  # s
 TOKEN_VALID = 3600.0  # s
 SETTLING = 15.0  # s in which a heartbeat may be older than what an operation has just told
 
@@ -119,6 +122,18 @@ class Fleet:
         self._placed = await self._database.run(boxes_table.placed)
         self._tell_change()
         return HeartbeatAnswer(certificate=renewed)
+
+    async def look_again(self) -> None:
+        """Asks every node that is heard what it has now; one that is slow keeps the word of its last heartbeat."""
+
+        async def ask(member: Member) -> None:
+            with trio.move_on_after(LOOK_AGAIN), suppress(ToolError):
+                member.view = await member.client.view()
+
+        async with trio.open_nursery() as nursery:
+            for member in self._members.values():
+                if member.view and self.silent_for(member) is None:
+                    nursery.start_soon(ask, member)
 
     async def watch(self) -> None:
         """Notices silent nodes and renews the coordinator's certificates, for as long as it runs."""

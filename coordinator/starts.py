@@ -139,12 +139,17 @@ class Starts:
         record = await self._with_flavour(record)
         failed: dict[str, ToolError] = {}
         full: set[str] = set()
+        looked_again = False
         while True:
             try:
                 node = await self._reserve(record, {*failed, *full})
             except NoCapacity:
                 if failed and not full:
                     raise list(failed.values())[-1] from None
+                if not looked_again:  # a heartbeat may be 5 s old: what was deleted since must not be a false "no room"
+                    looked_again = True
+                    await self._fleet.look_again()
+                    continue
                 if trio.current_time() >= deadline:
                     raise
                 progress("waiting for room", None)

@@ -37,6 +37,7 @@ from node.vms import MicroVms, R
 
 POLL = 20.0  # seconds that one request to boxd may wait: longer waits are made of these
 HEALTH_WITHIN = 5.0
+FLUSH_AFTER = 2.0  # seconds after a freeze: a box that is woken at once need not share the disk with its own flush
 COMMANDS_WITHIN = 5.0
 
 
@@ -163,7 +164,21 @@ class Box(Generic[R]):
                 self._running = running
                 raise
             self._settle(replace(record, pid=None), BoxState.FROZEN)
-        self._spawn(self._make_durable, self.record.generation)
+        self._spawn(self._make_durable_soon, self.record.generation)
+
+    async def make_durable(self) -> None:
+        """A frozen box survives a crash of the host from now on. Takes as long as the disk needs for its memory, without the lock: a thaw
+        never waits for it. A failure is logged; the snapshot is then good for this boot of the host only."""
+        generation = self.record.generation
+        try:
+            if self.state is BoxState.FROZEN:
+                await self._vms.flush(self.record)
+            async with self._lock:
+                if self.state is BoxState.FROZEN and self.record.generation == generation:
+                    await self._vms.mark_durable(self.record)
+                    await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
+        except (NodeError, OSError) as error:
+            self._log(f"box {self.id}: its snapshot is not durable: {error}")
 
     async def thaw(self, report: Report = quiet) -> None:
         """From frozen in milliseconds, from the archive by a cold boot; a box that runs is left as it is. Counts as use."""
@@ -328,16 +343,10 @@ class Box(Generic[R]):
             self.forget_vm(BoxConflict("the VM ended by itself: the guest powered off, or QEMU died", code="vm_ended"))
             await self._vms.end(running)
 
-    async def _make_durable(self, generation: int) -> None:
-        """Without the lock while it takes long: a thaw never waits for the disk. A failure leaves a snapshot that a crash may cost."""
-        try:
-            await self._vms.flush(self.record)
-            async with self._lock:
-                if self.state is BoxState.FROZEN and self.record.generation == generation:
-                    await self._vms.mark_durable(self.record)
-                    await trio.to_thread.run_sync(lambda: self._journal.write(self.record, durable=True))
-        except (NodeError, OSError) as error:
-            self._log(f"box {self.id}: its snapshot is not durable: {error}")
+    async def _make_durable_soon(self, generation: int) -> None:
+        await trio.sleep(FLUSH_AFTER)
+        if self.record.generation == generation:
+            await self.make_durable()
 
     @contextmanager
     def _on_its_way(self) -> Iterator[None]:

@@ -132,11 +132,10 @@ class Boxes(Generic[R]):
             await trio.sleep(TICK)
 
     async def rest(self) -> None:
-        """Freezes every running box before the daemon stops."""
+        """Freezes every running box before the daemon stops, and puts all frozen ones on disk for sure: a reboot may follow."""
         async with trio.open_nursery() as nursery:
             for box in self._boxes.values():
-                if box.state is BoxState.READY:
-                    nursery.start_soon(self._freeze_at_end, box)
+                nursery.start_soon(self._rest, box)
 
     # ---- inside
 
@@ -186,11 +185,13 @@ class Boxes(Generic[R]):
                 await self._destroy(box)
         return box.view(self._host.node_id)
 
-    async def _freeze_at_end(self, box: Box[R]) -> None:
+    async def _rest(self, box: Box[R]) -> None:
         try:
-            await box.freeze()
+            if box.state is BoxState.READY:
+                await box.freeze()
         except NodeError as error:
             self._log(f"box {box.id}: not frozen at the end: {error}")
+        await box.make_durable()
 
     def _make(self, record: BoxRecord) -> Box[R]:
         return Box(

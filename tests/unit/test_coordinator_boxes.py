@@ -163,6 +163,14 @@ async def test_without_room_the_figures_are_told(fleet: Fleet, node: FakeNode) -
     assert "memory 1.0 of 1.0 GiB" in error.cause
 
 
+async def test_room_that_came_free_since_the_last_heartbeat_is_seen(fleet: Fleet, node: FakeNode) -> None:
+    node.units = 1
+    first = await start(fleet.boxes(), goal="one")
+    await fleet.beat()
+    await fleet.boxes().stop(first["id"], delete=True)
+    assert (await start(fleet.boxes(), goal="two"))["status"] == "ready"
+
+
 async def test_a_patient_start_gets_the_room_that_comes_free(fleet: Fleet, node: FakeNode, nursery: trio.Nursery, clock: MockClock) -> None:
     node.units = 1
     first = await start(fleet.boxes(), goal="one")

@@ -63,5 +63,5 @@ $(STAMP): pyproject.toml | provision
 	@echo "venv: installing Python packages into $(VENV), about a minute" >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "venv: Python 3.11 or newer is needed" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install -qq --editable '.[dev]'
 	@touch $@

@@ -32,7 +32,9 @@ async def test_the_rtc_follows_the_host_over_a_freeze(fleet: Fleet, box: str, ag
 
 async def test_the_first_command_after_a_start_has_the_right_time(fleet: Fleet, agent: Agent) -> None:  # report 14
     started = await agent.start("just started")
-    before = time.time()
-    clock = float(await agent.run(started, "date +%s.%N"))
-    assert before - 2 <= clock <= time.time() + 2
-    fleet.destroy(started)
+    try:
+        before = time.time()
+        clock = float(await agent.run(started, "date +%s.%N"))
+        assert before - 2 <= clock <= time.time() + 2
+    finally:
+        fleet.destroy(started)

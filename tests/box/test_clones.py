@@ -44,10 +44,12 @@ def clones(fleet: Fleet) -> Iterator[list[str]]:
             for number in range(COUNT):
                 nursery.start_soon(start, number)
 
-    trio.run(start_all)
-    yield started
-    for box in started:
-        fleet.destroy(box)
+    try:
+        trio.run(start_all)
+        yield started
+    finally:
+        for box in started:
+            fleet.destroy(box)
 
 
 # report 43, 44

@@ -35,6 +35,7 @@ log = logging.getLogger("boxfleet.fleet")
 
 HEARTBEAT = 5.0  # s between a node's heartbeats
 LOOK_AGAIN = 3.0  # s
+TRANSIT = 2.0  # s that a heartbeat may have been on its way
 TOKEN_VALID = 3600.0  # s
 SETTLING = 15.0  # s in which a heartbeat may be older than what an operation has just told
 
@@ -47,6 +48,7 @@ class Member:
     client: Node
     heard_at: float
     view: NodeView | None = None  # None until the first heartbeat after a restart
+    viewed_at: float = 0.0  # when the view was asked for or came
     boxes: dict[str, BoxView] = field(default_factory=dict)
     told_silent: bool = False
 
@@ -115,7 +117,7 @@ class Fleet:
         if member.told_silent:
             log.info("node %s is back", node)
         before = {box.id: box.state for box in member.view.boxes} if member.view else None
-        member.heard_at, member.view, member.told_silent = now, beat.node, False
+        member.heard_at, member.view, member.viewed_at, member.told_silent = now, beat.node, now - TRANSIT, False
         member.boxes = _merged(member.boxes, beat.node.boxes, now)
         if before != {box.id: box.state for box in beat.node.boxes}:
             await self._database.run(boxes_table.observe, node, beat.node.boxes, now)
@@ -128,7 +130,9 @@ class Fleet:
 
         async def ask(member: Member) -> None:
             with trio.move_on_after(LOOK_AGAIN), suppress(ToolError):
+                asked_at = self._clock()
                 member.view = await member.client.view()
+                member.viewed_at = asked_at
 
         async with trio.open_nursery() as nursery:
             for member in self._members.values():
@@ -177,6 +181,10 @@ class Fleet:
     def candidates(self) -> list[Candidate]:
         """The nodes that are heard, for placement."""
         return [Candidate(m.view) for m in self._members.values() if m.view and self.silent_for(m) is None]
+
+    def viewed_at(self) -> float:
+        """All candidates' views are at least as young as this: what began later may not be counted in them."""
+        return min((m.viewed_at for m in self._members.values() if m.view and self.silent_for(m) is None), default=0.0)
 
     def client(self, node: str | None) -> Node:
         """The node's client. Raises NodeUnreachable at once when it is silent (report 63), BoxGone when it was removed (report 68)."""

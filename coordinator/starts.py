@@ -19,7 +19,7 @@ import trio
 from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.errors import NoCapacity, as_problem
-from coordinator.fleet import SETTLING, Fleet
+from coordinator.fleet import Fleet
 from coordinator.metrics import Metrics
 from coordinator.node_client import Progress
 from coordinator.placement import after_failure, choose_flavour, place
@@ -185,7 +185,7 @@ class Starts:
             development = self._config.development
             return place(counted, flavour=record.flavour, size=record.size, excluded=excluded, development=development)
 
-        return await self._database.run(table.reserve, record.id, decide, since=now - SETTLING, now=now)
+        return await self._database.run(table.reserve, record.id, decide, since=self._fleet.viewed_at(), now=now)
 
     async def _on_node(self, record: BoxRecord, node: str, progress: Progress) -> BoxView:
         spec = StartBox(flavour=record.flavour, size=record.size, name=record.name)  # type: ignore[arg-type]

@@ -36,11 +36,11 @@ UNIT = 512 << 20  # bytes
 
 Figures = dict[str, Figure]
 ON_FLEET: tuple[tuple[Callable[[Fleet, int], Awaitable[Figures]], tuple[str, ...]], ...] = (
+    (idle, ("rss_node", "rss_coordinator")),  # first: what frozen_50 adds is told there
     (lives, ("start_vs_bare", "freeze_vs_bare", "thaw_vs_bare", "exec_vs_direct")),
     (cold, ("cold_vs_start",)),
     (eight_at_once, ("eight_at_once",)),
     (frozen_50, ("frozen_50",)),
-    (idle, ("rss_node", "rss_coordinator")),  # last: daemons that have worked
 )
 ALONE: tuple[tuple[Callable[[int], Figures], tuple[str, ...]], ...] = (
     (coordinator_added, ("coordinator_added_ms",)),

@@ -71,7 +71,7 @@ async def frozen_50(fleet: Fleet, rounds: int) -> dict[str, Figure]:
 
 
 async def idle(fleet: Fleet, rounds: int) -> dict[str, Figure]:
-    """No box runs; whatever the daemons did before counts."""
+    """Daemons that are up and enrolled, and no box runs."""
     await trio.sleep(QUIET)
     found = {name: value / MB for name, value in resident(fleet).items()}
     node = Figure(found["node"] + found["resolver"], {"daemon": round(found["node"], 1), "resolver": round(found["resolver"], 1)})

@@ -213,8 +213,7 @@ class CallerBoxes:
         record = await self._settled(box)
         if record.stage == "stopped" and not record.stop_answer:
             raise BoxGone(f"Box {box} was deleted when its time in the archive was over")
-        if record.stage == "failed" and not delete:
-            raise _failure(record)
+        delete = delete or record.stage == "failed"  # nothing of it is left to archive
         with gone_boxes(record):
             return await self._service.stops.stop(record, delete=delete, progress=self._progress)
 

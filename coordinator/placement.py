@@ -61,8 +61,13 @@ def place(nodes: Sequence[Candidate], *, flavour: str, size: int, excluded: Coll
         raise ImageMissing(f"No node has the image {flavour!r}", cause=f"Images there are: {', '.join(there) or 'none'}.")
     fitting = [n for n in able if n.view.id not in excluded and n.fits(size)]
     if not fitting:
-        raise NoCapacity(f"No node has room for a box of size {size}", cause=_limits(able, excluded))
+        raise NoCapacity(f"No node has room for a box of size {size}{_need(able[0], size)}", cause=_limits(able, excluded))
     return max(fitting, key=lambda n: (n.free_memory, n.view.id)).view.id
+
+
+def _need(node: Candidate, size: int) -> str:
+    capacity = node.view.capacity
+    return f" ({size * capacity.unit_memory / GIB:.1f} GiB, {size * capacity.unit_vcpus} vCPUs)"
 
 
 def choose_flavour(nodes: Sequence[Candidate], *, asked: str | None, default: str, development: bool) -> str:

@@ -32,6 +32,7 @@ from tools.context import Caller, ToolError
 
 log = logging.getLogger("boxfleet.starts")
 
+NEVER_PLACED = frozenset({"no_capacity", "image_missing"})
 CLEAN_UP = 30.0  # s for removing what a failed start left on its node
 
 
@@ -122,6 +123,9 @@ class Starts:
             with self._metrics.timed("start"):
                 node, view = await self._somewhere(record, wait, progress)
         except ToolError as error:
+            if error.code in NEVER_PLACED:  # a refusal, not a box: asking again must not leave a row each time
+                await self._database.run(table.remove, record.id)
+                raise
             problem = as_problem(error).model_dump_json()
             await self._database.run(table.change, record.id, stage="failed", stage_at=self._clock(), problem=problem)
             raise

@@ -253,6 +253,13 @@ class Box(Generic[R]):
         """Starts the command and waits until it has ended or `wait_sec` passed. The same execId again waits for the same command."""
         async with self.awake(report) as guest:
             view = await guest.run(request, wait=0.0 if request.background else min(request.wait_sec, POLL))
+            if view.cmd != request.cmd:
+                raise BoxConflict(
+                    f"execId {request.exec_id} is taken by another command of this box",
+                    code="exec_id_taken",
+                    cause=f"it ran: {view.cmd[:200]}",
+                    remedy="Choose a new execId for a new command; the same one asks again for the command it belongs to.",
+                )
             if request.background:
                 self._running_commands += 1
                 return view

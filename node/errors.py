@@ -90,7 +90,7 @@ class GuestError(NodeError):
     code = "guest_failed"
     status = 502
     hop = Hop.GUEST
-    remedy = "Read the box's console (`boxctl box console ID`); freezing and thawing does not repair a broken guest, a restart does."
+    remedy = "Call again in a few seconds. If it stays, stop the box: its disk is kept, and the next call boots it anew."
 
 
 class GuestTimeout(GuestError):

@@ -35,6 +35,7 @@ BOOT_WITHIN = 300.0  # seconds for a cold boot; emulated on busy cores it takes 
 SETTLE_AT_MOST = 15.0  # seconds for freed pages to leave the RAM file (free page reporting needs 2-6)
 SETTLE_STEP = 1.0
 HEALTH_EVERY = 0.2
+TELL_EVERY = 5.0
 UNDER_WAY = 3600.0  # seconds: a start that took the template just before its age was up has ended by then
 
 
@@ -149,6 +150,7 @@ class Templates:
 
 async def wait_ready(guest: Guest, machine: Machine, tell: Callable[[], None], within: float = BOOT_WITHIN) -> None:
     """Until boxd says that everything is up. VmError when QEMU ends before, GuestError after `within` seconds."""
+    told = trio.current_time()
     with trio.move_on_after(within):
         while True:
             if machine.exited.is_set():
@@ -158,7 +160,9 @@ async def wait_ready(guest: Guest, machine: Machine, tell: Callable[[], None], w
                     return
             except GuestError:
                 pass
-            tell()
+            if trio.current_time() >= told + TELL_EVERY:
+                told = trio.current_time()
+                tell()
             await trio.sleep(HEALTH_EVERY)
     raise GuestError(f"the guest is not up after {within:g} s")
 

@@ -40,14 +40,15 @@ class Start(Input):
         ),
     ] = 0
     restore: Annotated[
-        BoxId | None, Field(description="Id of an archived box to bring back with its /work instead of making a new one.")
+        BoxId | None,
+        Field(description="Id of an archived box to bring back instead of making a new one: it boots from its disk, /work is as it was."),
     ] = None
 
 
 async def run(context: Context, arguments: Start) -> Result:
     if not (arguments.goal or arguments.restore):
         raise ToolError("bad_request", "goal is required", remedy="Say in a sentence what the box is for.", hop="agent")
-    name = arguments.name or arguments.goal[:60].strip()
+    name = arguments.name or ("" if arguments.restore else arguments.goal[:60].strip())  # a restored box keeps its own
     await context.progress(f"starting box '{name or arguments.restore}'")
     try:
         box = await context.boxes.start(
@@ -76,10 +77,10 @@ tool = Tool(
     name="sandbox_start",
     title="Start a box",
     description=(
-        "Get a computer of your own: a Linux microVM (Debian 13, root, internet access, a /work folder for the code, a virtual display "
-        ":99). Use it whenever work should not run on the person's machine: building, testing, servers, containers, browsers. Call it "
-        "once per task and keep the id; for another task start another box.\n"
-        "Returns when the box is ready, as JSON {id, name, goal, status, ...}; usually within 2 seconds, up to a minute when the host "
+        "Get a computer of your own: a Linux microVM (Debian 13, root, internet if its host has it, a /work folder for the code, a virtual "
+        "display :99). Use it whenever work should not run on the person's machine: building, testing, servers, with the full image "
+        "containers and browsers too. Call it once per task and keep the id; for another task start another box.\n"
+        "Returns when the box is ready, as JSON {id, name, goal, status, ...}; usually within a few seconds, a minute when the host "
         "must prepare first (progress messages tell). Then run commands with sandbox_exec.\n"
         "A box that is not used for 10 minutes is frozen by itself, with its memory and processes, and wakes at the next call in under a "
         "second: do not start a new one instead. Repeating a start with the same name and goal within a minute gives the same box "

@@ -108,6 +108,8 @@ def make_admin(services: Services) -> QuartTrio:
         named = await _body(NewKey)
         if not named.name:
             raise BadInput("name is required")
+        if any(key.name == named.name and key.revoked_at is None for key in await keys.every()):
+            raise BadInput(f"There is a key {named.name!r} in force already", remedy="Choose another name, or revoke that one first.")
         secret, key = await keys.create(named.name, named.account)
         return {"key": secret, "name": key.name, "account": key.account}
 

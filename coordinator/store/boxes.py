@@ -136,6 +136,12 @@ def reserve(
     return node
 
 
+def remove(connection: sqlite3.Connection, box: str) -> None:
+    """A record that never became a box."""
+    connection.execute("DELETE FROM steps WHERE box = ?", (box,))
+    connection.execute("DELETE FROM boxes WHERE id = ?", (box,))
+
+
 def same_start(
     connection: sqlite3.Connection, *, account: str, conversation: str, name: str, goal: str, since: float
 ) -> BoxRecord | None:

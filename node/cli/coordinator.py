@@ -72,6 +72,8 @@ class Coordinator:
         """Makes the local key when there is none that works; True when it did."""
         if self.key_works():
             return False
+        if any(key["name"] == LOCAL_KEY_NAME and not key["revokedAt"] for key in self.keys()):
+            self.revoke_key(LOCAL_KEY_NAME)  # nobody has it any more
         self.key = str(self.create_key(LOCAL_KEY_NAME)["key"])
         write_secret(self._places.local_key, self.key + "\n")
         self.__dict__.pop("_rest", None)  # that one sends the key of before

@@ -193,6 +193,12 @@ async def test_the_same_exec_id_is_one_command_and_waits_again(boxes: Boxes[Fake
     assert (await end_of(first)).result == (await end_of(second)).result
 
 
+async def test_another_command_under_a_known_exec_id_is_refused_and_not_answered_with_the_old_result(boxes: Boxes[FakeVm]) -> None:
+    await start(boxes)
+    await end_of(boxes.run(BOX, RunCommand(exec_id="build-1", cmd="make")))
+    assert await code_of(boxes.run(BOX, RunCommand(exec_id="build-1", cmd="make all"))) == "exec_id_taken"
+
+
 async def test_a_call_cut_by_a_freeze_says_how_to_get_its_result(boxes: Boxes[FakeVm]) -> None:
     await start(boxes)
     calling = boxes.run(BOX, RunCommand(exec_id="e1", cmd="hang"))

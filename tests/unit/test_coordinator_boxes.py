@@ -163,6 +163,14 @@ async def test_without_room_the_figures_are_told(fleet: Fleet, node: FakeNode) -
     assert "memory 1.0 of 1.0 GiB" in error.cause
 
 
+async def test_a_refused_start_leaves_no_box_behind(fleet: Fleet, node: FakeNode) -> None:
+    node.units = 0
+    await fleet.beat()
+    for goal in ("one", "two"):
+        assert (await refusal(start(fleet.boxes(), goal=goal))).code == "no_capacity"
+    assert await fleet.boxes().list() == []
+
+
 async def test_room_that_came_free_since_the_last_heartbeat_is_seen(fleet: Fleet, node: FakeNode) -> None:
     node.units = 1
     first = await start(fleet.boxes(), goal="one")

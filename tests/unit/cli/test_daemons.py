@@ -154,12 +154,15 @@ def test_nodes_are_listed_also_those_never_heard(host: Any) -> None:
     assert host.boxctl("node", "show", "b").exit_code == 4
 
 
-def test_a_local_key_that_was_revoked_is_made_anew(host: Any) -> None:
+def test_a_local_key_that_does_not_work_is_revoked_and_made_anew(host: Any) -> None:
     class Told(Coordinator):
         def key_works(self) -> bool:
             return self.key == "psbx_new"
 
-    host.coordinator().routes["POST", "/v1/keys"] = (200, {"key": "psbx_new", "name": "local"})
+    routes = host.coordinator().routes
+    routes["GET", "/v1/keys"] = (200, {"keys": [{"name": "local", "revokedAt": None}]})
+    routes["DELETE", "/v1/keys/local"] = (200, {"revoked": 1})
+    routes["POST", "/v1/keys"] = (200, {"key": "psbx_new", "name": "local"})
     write_secret(places(host).local_key, "psbx_revoked\n")
     coordinator = Told(places(host), "psbx_revoked")
     assert coordinator.keep_local_key()

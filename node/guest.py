@@ -181,7 +181,7 @@ def _path(exec_id: str) -> str:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps({to_camel(name): item for name, item in value.items()}).encode()
+    return json.dumps({to_camel(name): item for name, item in value.items()}, ensure_ascii=False).encode()
 
 
 def _shaped(cls: type[Value], answer: dict[str, Any]) -> Value:

@@ -23,6 +23,9 @@ def schema(tool: Tool[Any]) -> dict[str, Any]:
 def parse(tool: Tool[InputT], arguments: Mapping[str, Any]) -> InputT:
     """The tool's input. ToolError `bad_request` names every wrong field; a missing one reads "<field> is required" (CONTRACT 2.1).
     A null counts as absent: many clients send every optional field as null."""
+    if halves := [name for name, value in arguments.items() if _has_half_a_character(value)]:
+        message = "; ".join(f"{name[:64]!a} holds half of a surrogate pair" for name in halves)
+        raise ToolError("bad_request", message, cause="An emoji was cut in two.", remedy="Send whole characters.", hop="agent")
     try:
         return tool.input.model_validate({name: value for name, value in arguments.items() if value is not None})
     except ValidationError as error:
@@ -31,6 +34,16 @@ def parse(tool: Tool[InputT], arguments: Mapping[str, Any]) -> InputT:
         raise ToolError(
             "bad_request", message, cause=f"{tool.name} takes {known}.", remedy="Correct the named fields and call again.", hop="agent"
         ) from None
+
+
+def _has_half_a_character(value: Any) -> bool:
+    """JSON can say "\\ud83d" alone, as clients do that cut texts by UTF-16 units; no database and no guest takes it."""
+    texts = [text for pair in value.items() for text in pair] if isinstance(value, dict) else [value]
+    try:
+        "".join(text for text in texts if isinstance(text, str)).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _sentence(detail: ErrorDetails) -> str:

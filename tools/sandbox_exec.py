@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tools.context import Context
 from tools.tool import BoxId, Input, Result, Tool, WorkPath, one_line
 
 DEFAULT_TIMEOUT_SEC = 1800.0
+CMD_LIMIT = 256 * 1024  # bytes
+ENV_LIMIT = 120 * 1024  # bytes of all names and values; the kernel takes 128 KiB of one
+
+
+def startable(cmd: str) -> str:
+    if "\0" in cmd:
+        raise ValueError("must not contain NUL")
+    if len(cmd.encode()) > CMD_LIMIT:
+        raise ValueError(f"has more than {CMD_LIMIT >> 10} KiB: put it into a file of the box, piece by piece, and run that")
+    return cmd
+
+
+def settable(env: Mapping[str, str]) -> Mapping[str, str]:
+    if any(not name or "=" in name or "\0" in name + value for name, value in env.items()):
+        raise ValueError("needs names without '=', and no NUL")
+    if sum(len(text.encode()) for pair in env.items() for text in pair) > ENV_LIMIT:
+        raise ValueError(f"has more than {ENV_LIMIT >> 10} KiB: put what is long into a file of the box")
+    return env
 
 
 class Exec(Input):
@@ -18,9 +37,10 @@ class Exec(Input):
         str,
         Field(
             min_length=1,
-            max_length=256 * 1024,
+            max_length=CMD_LIMIT,
             description="A bash command line; several lines are fine. There is no terminal, and stdin is empty.",
         ),
+        AfterValidator(startable),
     ]
     note: Annotated[
         str,
@@ -50,7 +70,9 @@ class Exec(Input):
         ),
     ] = None
     user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_-]{0,31}$", description='"root", or "tester" for an ordinary account.')] = "root"
-    env: Annotated[dict[str, str], Field(description="More environment variables for this command.")] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], Field(description="More environment variables for this command."), AfterValidator(settable)] = Field(
+        default_factory=dict
+    )
 
 
 async def run(context: Context, arguments: Exec) -> Result:

@@ -132,6 +132,13 @@ async def test_exec_in_the_background_has_no_timeout_unless_asked() -> None:
         ({"user": "root; rm"}, "user"),
         ({"cwd": "a\0b"}, "cwd: must not contain NUL"),
         ({"env": {"A": 1}}, "env.A"),
+        ({"env": {"A=B": "c"}}, "env: needs names without '='"),
+        ({"env": {"A": "c\0"}}, "env: needs names without '=', and no NUL"),
+        ({"env": {f"A{n}": "x" * 100 for n in range(2000)}}, "env: has more than 120 KiB"),
+        ({"cmd": "echo \0"}, "cmd: must not contain NUL"),
+        ({"cmd": "\U0001f600" * 100_000}, "cmd: has more than 256 KiB"),
+        ({"note": "half \ud83d"}, "'note' holds half of a surrogate pair"),
+        ({"env": {"A": "\ud83d"}}, "'env' holds half of a surrogate pair"),
     ],
 )
 async def test_exec_names_the_field_that_is_wrong(wrong: dict[str, Any], words: str) -> None:

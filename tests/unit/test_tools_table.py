@@ -105,7 +105,8 @@ def test_an_unknown_field_is_named_with_the_known_ones(tool: Tool[Any]) -> None:
         assert name in caught.value.cause
 
 
-anything = st.none() | st.booleans() | st.floats() | st.text() | st.lists(st.text()) | st.dictionaries(st.text(), st.integers())
+texts = st.text() | st.just("\ud800")
+anything = st.none() | st.booleans() | st.floats() | texts | st.lists(texts) | st.dictionaries(texts, st.integers() | texts)
 
 
 @settings(max_examples=60, deadline=None)

@@ -37,6 +37,11 @@ def identify(*, agent: str | None, session: str | None, key_name: str, client: s
     return f"key:{key_name}/{(client or '').partition('/')[0][:64]}"
 
 
+def client_label(spoken: str | None) -> str | None:
+    """A client's name as it may be kept and shown. It is the client's word: what cannot be printed or stored falls out of it."""
+    return "".join(filter(str.isprintable, spoken or ""))[:100] or None
+
+
 def agent_state(presence: Presence | None, *, calls: int, now: float, periods: Periods) -> AgentState:
     """working: a call runs or one ended just now. away: still there, but silent. left: said so, or its heartbeat stopped.
     idle: no call for an hour. A client that never sent a heartbeat cannot be told from one that thinks, so it never counts as gone."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from coordinator.conversations import AGENT, identify
+from coordinator.conversations import AGENT, client_label, identify
 from coordinator.store.keys import Key
 from tools.context import Caller
 
@@ -29,7 +29,7 @@ def caller(headers: Mapping[str, str], key: Key, client: str | None) -> Caller:
     """`client` is what the request itself says. Every header is the client's word and no more than a label."""
     session = headers.get("mcp-session-id", "")
     spoken = headers.get("x-psbx-client") or client or session.partition(".")[2]
-    client = "".join(filter(str.isprintable, spoken))[:100] or None
+    client = client_label(spoken)
     agent = headers.get("x-psbx-agent", "")
     conversation = identify(
         agent=agent

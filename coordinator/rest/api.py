@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +25,7 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
 from coordinator.boxes import CallerBoxes
-from coordinator.conversations import identify
+from coordinator.conversations import client_label, identify
 from coordinator.errors import BadInput, CoordinatorError, Unauthorised, as_json
 from coordinator.keys import bearer
 from coordinator.links import Stream
@@ -156,7 +157,7 @@ async def _boxes(services: Services) -> CallerBoxes:
     """The boxes of whoever sent this request."""
     key = await _key(services)
     headers = request.headers
-    client = headers.get("x-psbx-client")
+    client = client_label(headers.get("x-psbx-client"))
     conversation = identify(agent=headers.get("x-psbx-agent"), session=None, key_name=key.name, client=client)
     await services.conversations.called(key.account, conversation, client)
     return services.boxes.for_caller(Caller(key.account, key.name, conversation, client, PATIENCE))
@@ -172,10 +173,11 @@ async def _new_box() -> NewBox:
 
 async def _client() -> str | None:
     """The heartbeat's {client}; the header, if the body has none. Only a label, so a body that makes no sense is no error."""
-    body = await request.get_json(force=True, silent=True)
+    body: object = None
+    with suppress(ValueError, RecursionError):
+        body = json.loads(await request.get_data(cache=False))
     client = body.get("client") if isinstance(body, dict) else None
-    label = client if isinstance(client, str) else request.headers.get("x-psbx-client")
-    return label[:100] if label else None
+    return client_label(client if isinstance(client, str) else request.headers.get("x-psbx-client"))
 
 
 async def _output(services: Services, box: str, exec_id: str, stream: Stream) -> AsyncIterator[bytes]:

@@ -226,6 +226,14 @@ async def test_heartbeat_and_leave_are_taken_from_agents_with_a_key(running: Run
         assert (await nobody.post("/v1/agents/agent-1/heartbeat", json={})).status_code == 401
 
 
+@pytest.mark.parametrize("body", [b'{"client": "half \\ud83d"}', b"\xff{", b"[" * 5000, b"", b'{"client": 5}'])
+async def test_a_heartbeat_that_makes_no_sense_spoils_nothing(running: Running, body: bytes) -> None:
+    async with running.agent() as agent:
+        assert (await agent.post("/v1/agents/agent-1/heartbeat", content=body)).json() == {"ok": True}
+        assert (await agent.post("/v1/agents/agent-1/leave")).json() == {"ok": True}
+        assert (await agent.get("/v1/boxes")).status_code == 200
+
+
 async def test_below_public_the_operators_socket_is_rest_and_asks_for_a_key(running: Running) -> None:
     assert (await running.operator.get("/public/v1/boxes")).status_code == 401
     held = {"authorization": f"Bearer {running.key}"}

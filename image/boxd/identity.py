@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import grp
 import hmac
+import json
 import os
 import re
 import socket
@@ -113,14 +114,20 @@ def labelled_ext4(label: str) -> str:
 
 
 class Identity:
-    """Who may ask what. Tokens are kept in memory only."""
+    """Who may ask what. Tokens are kept in the guest's memory only: here, and in a file of a tmpfs by which a boxd that was killed
+    (`pkill python3` is an agent's everyday word) knows its box again."""
 
-    def __init__(self, first_token: str, system: System, apply_cookie: Callable[[bytes], None], started: Callable[[], None]) -> None:
+    def __init__(
+        self, first_token: str, system: System, apply_cookie: Callable[[bytes], None], started: Callable[[], None], *, memory: Path
+    ) -> None:
         """`apply_cookie` gives the display its cookie; `started` is called when a start (not a thaw) has been confirmed."""
         self._token, self._system = first_token, system
-        self._apply_cookie, self._started = apply_cookie, started
+        self._apply_cookie, self._started, self._memory = apply_cookie, started, memory
         self.generation = 0
         self.open = False
+        with contextlib.suppress(OSError, ValueError, KeyError):  # a boot has none; a torn one is none
+            known = json.loads(memory.read_text())
+            self.generation, self._token, self.open = known["generation"], known["token"], True
 
     def check(self, request: Request) -> None:
         """Raises Refused unless the request may go on: the right token, and an open box."""
@@ -138,6 +145,7 @@ class Identity:
             raise Refused(409, "stale_generation", f"The box is at generation {self.generation} already.")
         entropy, cookie = _checked(wanted)
         self.open = False
+        self._memory.unlink(missing_ok=True)
         step = "entropy"
         try:
             self._system.add_entropy(entropy)
@@ -155,6 +163,8 @@ class Identity:
             step = "display"
             if cookie:
                 self._apply_cookie(cookie)
+            step = "memory"
+            self._remember(wanted)
         except (OSError, ValueError) as error:
             raise Refused(500, "restore_failed", f"The step {step!r} of the restore failed.", str(error)) from error
         self.generation, self._token, self.open = wanted.generation, wanted.token, True
@@ -162,6 +172,13 @@ class Identity:
             self._started()
         ready = self._system.network_up() and (self._system.work_mounted() or not wanted.mount_work)
         return Restored(self.generation, time.time(), ready)
+
+    def _remember(self, wanted: Restore) -> None:
+        self._memory.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._memory.with_suffix(".new")
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps({"generation": wanted.generation, "token": wanted.token}))
+        draft.replace(self._memory)
 
     async def keep_clock(self) -> None:
         """Steps the clock to the RTC when they have drifted apart (report 16). Runs until cancelled."""

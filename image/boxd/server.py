@@ -46,7 +46,8 @@ class Boxd:
         self._desktop = Desktop(self._processes, authority)
         self._with_desktop = desktop
         self._commands = Commands(state, self._processes, self._desktop.variables)
-        self._identity = Identity(first_token, system, self._desktop.set_cookie, self._started)
+        memory = authority.with_name("identity")  # beside it in /run: kept by a freeze, gone with a boot
+        self._identity = Identity(first_token, system, self._desktop.set_cookie, self._started, memory=memory)
         self._booted = self._warming = False
 
     async def run(self, host: str, port: int, listening: Callable[[tuple[str, int]], None]) -> None:

@@ -243,8 +243,7 @@ async def test_a_restarted_boxd_knows_the_commands_of_before(tmp_path: Path, com
     assert running.pid
     os.kill(running.pid, 9)
     with running_boxd(tmp_path) as boxd:
-        guest = boxd.guest(FIRST_TOKEN)
-        await guest.restore(restore(2))
+        guest = boxd.guest(TOKEN)
         after = await guest.command(ended.exec_id)
         assert (after.exit_code, text(after.stdout), after.started_at) == (5, "kept\n", ended.started_at)
         lost = await guest.command(running.exec_id)

@@ -84,6 +84,33 @@ async def test_a_restore_whose_answer_was_lost_may_be_repeated(fresh: HostBoxd) 
     again.abort()
 
 
+async def test_a_boxd_that_was_killed_knows_its_box_again(tmp_path: Path) -> None:
+    with running_boxd(tmp_path) as before:
+        guest = before.guest(FIRST_TOKEN)
+        await guest.restore(restore(3))
+        guest.abort()
+    assert (tmp_path / "identity").stat().st_mode & 0o777 == 0o600
+    with running_boxd(tmp_path) as after:
+        assert await code_of(after.guest(FIRST_TOKEN)) == "unauthorised"
+        assert await code_of(after.guest(TOKEN), restore(3, "the-token-of-another-one")) == "stale_generation"
+        guest = after.guest(TOKEN)
+        await guest.commands()
+        assert (await guest.restore(restore(4, "the-token-of-generation-4"))).generation == 4
+        guest.abort()
+
+
+async def test_a_boxd_that_was_killed_in_a_restore_serves_no_one(tmp_path: Path) -> None:
+    with running_boxd(tmp_path) as before:
+        guest = before.guest(FIRST_TOKEN)
+        await guest.restore(restore())
+        (tmp_path / "notes.fails").write_text("entropy")
+        with pytest.raises(GuestError, match="entropy"):
+            await guest.restore(restore(2, "the-token-of-generation-2"))
+        guest.abort()
+    with running_boxd(tmp_path) as after:
+        assert await code_of(after.guest(TOKEN)) == "unauthorised"
+
+
 async def test_a_generation_never_goes_back(fresh: HostBoxd) -> None:
     guest = fresh.guest(FIRST_TOKEN)
     await guest.restore(restore(5))

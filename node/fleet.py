@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,21 +77,14 @@ class Identity:
     def renew(self, certificate: str) -> None:
         write_secret(self.certificate, certificate)
 
-    def make_request(self) -> str:
+    async def make_request(self) -> str:
         """A new key, kept, and the signing request for it (PEM)."""
-        # Imported here: needed once in the node's life, and 8 MB for all of it.
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
-
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        write_secret(self.key, pem.decode())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node")])
-        request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
-        return request.public_bytes(serialization.Encoding.PEM).decode()
+        argv = [sys.executable, "-P", "-m", "node.signing_request", str(self.folder)]
+        try:
+            return (await trio.run_process(argv, capture_stdout=True)).stdout.decode()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NotEnrolled("no key could be made for this node", cause=str(error)) from error
 
 
 def write_secret(path: Path, text: str) -> None:
@@ -112,7 +107,7 @@ async def enrol(identity: Identity, order: Path, address: str) -> None:
         raise NotEnrolled(f"this node has no identity, and there is no token in {order}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise NotEnrolled(f"{order} must hold JSON with token, fleetCa and coordinator", cause=str(error)) from error
-    request = Enrol(token=token, csr=identity.make_request(), address=address)
+    request = Enrol(token=token, csr=await identity.make_request(), address=address)
     async with fleet_client(coordinator, fleet_ca) as client:
         answer = await post(client, "/v1/fleet/enrol", request.model_dump_json(by_alias=True))
     try:

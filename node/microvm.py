@@ -33,6 +33,7 @@ from node.net.network import BoxNetwork
 from node.net.resolver import Resolver
 from node.operations import Report
 from node.template import Template, Templates, shielded, wait_ready
+from node.together import together
 from node.vmm import snapshot
 from node.vmm.command import MachineSpec
 from node.vmm.machine import Files, Machine, end_stray
@@ -97,7 +98,7 @@ class QemuVms:
         async with self._limiter, AsyncExitStack() as undo:
             report("starting from the template", None)
             folder.make()
-            async with trio.open_nursery() as copies:  # side by side: the kernel waits for different things
+            async with together() as copies:  # side by side: the kernel waits for different things
                 net = Later(copies, BoxNetwork.create, record.id, self._shop.config)
                 ram = Later(copies, self._shop.memory.clone, template.folder.home, folder.home)
                 copies.start_soon(trio.to_thread.run_sync, copy_console, template.folder, folder)
@@ -236,11 +237,14 @@ class QemuVms:
         spend: Path | None = None,
     ) -> RunningVm:
         """A saved guest that runs again. `spend` is the folder whose snapshot is used up by it."""
-        machine = await self._shop.spawn(spec, files, net, f"box-{record.id}")
-        running = await self._own(record.id, machine, net, token, record.generation, undo)
-        await machine.load()
+        async with together() as steps:
+            if spend:  # beside QEMU's start: the disk takes its time, and a load that fails leads to a cold boot anyway
+                steps.start_soon(trio.to_thread.run_sync, snapshot.mark_spent, spend)
+            machine = await self._shop.spawn(spec, files, net, f"box-{record.id}")
+            running = await self._own(record.id, machine, net, token, record.generation, undo)
+            await machine.load()
         if spend:
-            await trio.to_thread.run_sync(snapshot.spend, spend)
+            snapshot.drop_state(spend)
         await machine.cont()
         return running
 

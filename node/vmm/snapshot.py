@@ -93,10 +93,20 @@ def read(folder: Path) -> Manifest | None:
 
 
 def spend(folder: Path) -> None:
-    """After this no thaw from this snapshot is possible, also after a crash of the host. Called between load and cont."""
+    """After this no thaw from this snapshot is possible, also after a crash of the host, and nothing of it is left."""
+    mark_spent(folder)
+    drop_state(folder)
+
+
+def drop_state(folder: Path) -> None:
+    """Removes the state of a spent snapshot. If a crash of the host brings it back, it is without a manifest and so no snapshot."""
+    (folder / STATE).unlink(missing_ok=True)
+
+
+def mark_spent(folder: Path) -> None:
+    """After this no thaw from this snapshot is possible, also after a crash of the host. Must be done before the guest runs."""
     try:
-        for name in (MANIFEST, STATE):
-            (folder / name).unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
         sync(folder)
     except OSError as error:
         raise StorageError("the snapshot could not be marked as spent", cause=str(error)) from error

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -124,9 +127,44 @@ def take(cls: type[Any], table: dict[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
+def host_and_port(text: str) -> bool:
+    return bool(re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):\d{1,5}", text)) and int(text.rpartition(":")[2]) < 65536
+
+
+def network(text: str) -> bool:
+    try:
+        return bool(ipaddress.ip_network(text))
+    except ValueError:
+        return False
+
+
+RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("listen",), host_and_port, 'must be "host:port"'),
+    (("address",), lambda text: not text or host_and_port(text), 'must be "host:port"'),
+    (("coordinator",), lambda url: not url or (url.startswith("https://") and host_and_port(url[8:])), 'must be "https://host:port"'),
+    (("network_pool",), network, 'must be a network like "10.112.0.0/16"'),
+    (("allow",), lambda networks: all(isinstance(text, str) and network(text) for text in networks), "must hold networks only"),
+    (("unit_vcpus", "unit_work", "cpu_overcommit", "mtu", "parallel_starts"), lambda number: number > 0, "must be above 0"),
+    (("unit_memory", "memory_reserve"), lambda number: number >= 0, "must not be negative"),
+)
+
+
+def check(config: NodeConfig) -> None:
+    """Raises BadRequest for a value that would fail only later, in the middle of a start."""
+    for names, holds, words in RULES:
+        for name in names:
+            if not holds(value := getattr(config, name)):
+                raise BadRequest(f"node.{name} {words}, not {value!r}")
+    for period in fields(config.clocks):
+        if not (value := getattr(config.clocks, period.name)) > 0:
+            raise BadRequest(f"node.clocks.{period.name} must be above 0, not {value!r}")
+
+
 def load_node_config(places: Places | None = None) -> NodeConfig:
     places = places or Places.from_environment()
     table = dict(read_table(places.config).get("node", {}))
     clocks = Clocks(**take(Clocks, table.pop("clocks", {}), "node.clocks"))
     table.pop("places", None)
-    return NodeConfig(places=places, clocks=clocks, **take(NodeConfig, table, "node"))
+    config = NodeConfig(places=places, clocks=clocks, **take(NodeConfig, table, "node"))
+    check(config)
+    return config

@@ -99,6 +99,7 @@ def _limits(nodes: Sequence[Candidate], excluded: Collection[str]) -> str:
         used = capacity.memory_total - node.free_memory
         parts.append(
             f"{node.view.id}: memory {used / GIB:.1f} of {capacity.memory_total / GIB:.1f} GiB used by {running} running boxes,"
-            f" {capacity.vcpus - node.free_vcpus} of {capacity.vcpus} vCPUs" + (", refused it just now" if node.view.id in excluded else "")
+            f" {capacity.vcpus - node.free_vcpus} of {capacity.vcpus} vCPUs, {capacity.disk_free / GIB:.1f} GiB of disk free"
+            + (", refused it just now" if node.view.id in excluded else "")
         )
     return "; ".join(parts) + "."
